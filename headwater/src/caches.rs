@@ -7,7 +7,7 @@ use clap::Args;
 use headwater_api::{CacheMode, CacheSettings, Problem, ProblemKind};
 use headwater_block::size;
 use headwater_volume::{Buffering, DEFAULT_PAUSE_LIMIT};
-use headwater_writecache::{LEAST_RAM_BYTES, MIN_RAM_BYTES};
+use headwater_writecache::{GUARANTEED_SEGMENT_BYTES, MIN_RAM_BYTES};
 
 use crate::adapters::disks::host_memory_bytes;
 
@@ -129,7 +129,7 @@ impl CacheArgs {
 
     /// Fails if there are more write caches than the limit for all together permits.
     pub fn check_count(&self, caches: usize) -> Result<(), String> {
-        let least_bytes = LEAST_RAM_BYTES.saturating_mul(caches as u64);
+        let least_bytes = GUARANTEED_SEGMENT_BYTES.saturating_mul(caches as u64);
         self.cache_ram.filter(|ram_bytes| *ram_bytes < least_bytes).map_or(Ok(()), |ram_bytes| {
             Err(format!(
                 "{caches} write caches need at least {} of memory, but the limit for all together is {}: give a larger --cache-ram",

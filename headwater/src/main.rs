@@ -1,15 +1,26 @@
-//! The program `headwater`: the command line and the daemon. It only connects the other crates.
+//! The program `headwater`: the command line, the daemon's processes, and the adapters between the other crates.
 //!
 //! ```text
 //!   cmd/  one file a command --> client/ --HTTP, unix socket--> daemon/ (serve; run starts one in-process)
-//!   cmd/export: volumes in the foreground, no daemon               |
-//!   cmd/cache --unix socket--> limits/ in cmd/export               |
+//!                                                                  |
 //!                                                    control/service over adapters/ (images, disks, QEMU)
+//!
+//!   cmd/cache --> client of limits/ --unix socket--> server of limits/ in cmd/export (volumes without a daemon)
 //! ```
 //!
+//! | modules | purpose |
+//! |---|---|
+//! | `cli`, `cmd`, `show`, `failure`, `contexts`, `client` | the command line: options, commands, results, errors, servers, the API's client |
+//! | `daemon`, `config`, `data_dir`, `database`, `secrets_key`, `logging`, `signals` | the daemon and its settings |
+//! | `disk_process`, `guard`, `fleet` | the disk process, the guard of a node's leases, the connections between controller and nodes |
+//! | `adapters`, `stores`, `streaming`, `traces`, `recording`, `last_known`, `copying`, `verification` | images: opening, reading, copying and checking them |
+//! | `caches`, `keys`, `limits` | write caches: options, keys, changed limits |
+//! | `oidc`, `alarm_channels`, `backup` | logins with an identity provider, sending alarms, backups of the daemon's data |
+//! | `own_files`, `replace` | safe use of files |
+//!
 //! # Guarantees
-//! - Every command ends with an exit code of `docs/exit-codes.md`; an error is one line that says what was
-//!   tried, on what, why it failed and what to do.
+//! - Every command ends with an exit code of `docs/exit-codes.md`. An error is one line that says what was tried, on what,
+//!   why it failed and what to do. Only errors of usage have several lines, unless `--json` is given.
 //! - Results go to standard output, everything else to standard error.
 //!
 //! # Not here

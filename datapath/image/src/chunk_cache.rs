@@ -107,7 +107,7 @@ pub struct ChunkCacheCounters {
     pub fetches: u64,
     /// Requests that joined a fetch in progress.
     pub joined: u64,
-    /// Fetches that failed, for instance because the chunk is damaged.
+    /// Fetches of chunks that failed, for instance because the chunk is damaged.
     pub failures: u64,
     /// Chunks dropped to make space.
     pub evictions: u64,

@@ -1,18 +1,19 @@
 //! Executes a task in steps: each step is one request to the device.
 //!
 //! ```text
-//!   start --> step --Submit--> device --landed--> step .. --End--> answer, next tasks
+//!   start --> step --Submit--> device --completed--> step .. --End--> answer, next tasks
 //!                                 |
 //!                                 +-- aborted meanwhile: ends without a reply
 //! ```
 //!
 //! If a device answers immediately, the thread that gave the command continues, for at most
 //! [`BYTES_IN_A_ROW`]. After that the unit's own thread continues, in turns with other tasks, because the
-//! transport's thread has to notice aborts and closed connections.
+//! transport's thread has to notice aborts and closed connections. If the device answers later, the thread that
+//! completes the request continues if the request is the task's only one, or else the unit's own thread.
 
 use std::sync::Arc;
 
-use headwater_block::{Completion, Outcome as Landed, Request};
+use headwater_block::{Completion, Outcome as Completed, Request};
 use parking_lot::Mutex;
 
 use crate::link::Link;
@@ -39,8 +40,8 @@ pub(crate) enum Step {
     End(Result<(), Fault>),
 }
 
-/// What an error of a command is reported with.
-pub(crate) struct CommandName {
+/// The parts of an error report that the command decides.
+pub(crate) struct ErrorContext {
     /// For the log.
     pub(crate) name: &'static str,
     /// Whether the failed request was a write, for the sense data.
@@ -49,15 +50,15 @@ pub(crate) struct CommandName {
 
 /// A task in steps.
 pub(crate) trait Work: Send {
-    /// The next step. `landed` is the buffer of the previous request, which succeeded; `None` at the start.
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step;
+    /// The next step. `completed` is the buffer of the previous request, which succeeded; `None` at the start.
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step;
 
     /// Whether the request in flight is the only one, so that the answer can be given on the thread that
     /// completes it.
     fn is_single(&self) -> bool;
 
     /// The command's name, and whether an error that it has now is a write error.
-    fn name(&self) -> CommandName;
+    fn error_context(&self) -> ErrorContext;
 }
 
 /// A task that was started.
@@ -72,19 +73,19 @@ pub(crate) struct Run {
 /// Hands the task over between the thread that submits and the thread that completes.
 enum Slot {
     Submitting,
-    Landed(Landed),
+    Completed(Completed),
     Parked(Box<Run>),
     Taken,
 }
 
 /// Runs steps until a request does not complete at once, or until other tasks have to continue.
-pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
+pub(crate) fn drive(mut run: Box<Run>, mut completed: Option<Completed>) {
     let mut left = BYTES_IN_A_ROW;
     loop {
         if left == 0 {
             let unit = Arc::clone(&run.link.unit);
             if unit.worker.is_there() {
-                return unit.worker.post(Box::new(move || drive(run, landed)));
+                return unit.worker.post(Box::new(move || drive(run, completed)));
             }
             // There is no worker thread: everything is done here.
             left = u64::MAX;
@@ -92,11 +93,11 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
         if run.ticket.is_aborted() {
             return finish(*run, None);
         }
-        let buffer = match landed.take().map(|landed| (landed.result, landed.buffer)) {
+        let buffer = match completed.take().map(|completed| (completed.result, completed.buffer)) {
             None => None,
             Some((Ok(()), buffer)) => Some(buffer),
             Some((Err(error), _)) => {
-                let CommandName { name, is_write_error } = run.work.name();
+                let ErrorContext { name, is_write_error } = run.work.error_context();
                 run.link.unit.log_fault(name, &error);
                 let fault = Fault::from_device(&error, is_write_error);
                 return end(*run, Err(fault));
@@ -111,10 +112,10 @@ pub(crate) fn drive(mut run: Box<Run>, mut landed: Option<Landed>) {
         let theirs = Arc::clone(&slot);
         let unit = Arc::clone(&run.link.unit);
         let single = run.work.is_single();
-        unit.device.submit(request, Completion::new(move |outcome| land(&theirs, outcome, single)));
+        unit.device.submit(request, Completion::new(move |outcome| complete(&theirs, outcome, single)));
         let mut slot = slot.lock();
         match std::mem::replace(&mut *slot, Slot::Taken) {
-            Slot::Landed(outcome) => landed = Some(outcome),
+            Slot::Completed(outcome) => completed = Some(outcome),
             _ => {
                 *slot = Slot::Parked(run);
                 return;
@@ -133,13 +134,13 @@ fn weight(request: &Request) -> u64 {
 }
 
 /// Handles a completed request, on the thread that submitted it or on another one.
-fn land(slot: &Mutex<Slot>, outcome: Landed, single: bool) {
+fn complete(slot: &Mutex<Slot>, outcome: Completed, single: bool) {
     let parked = {
         let mut slot = slot.lock();
         match std::mem::replace(&mut *slot, Slot::Taken) {
             Slot::Parked(run) => run,
             _ => {
-                *slot = Slot::Landed(outcome);
+                *slot = Slot::Completed(outcome);
                 return;
             }
         }
@@ -159,8 +160,8 @@ fn end(run: Run, result: Result<(), Fault>) {
     finish(run, Some(reply));
 }
 
-/// Answers, leaves the task set, and starts the tasks that waited for this one. The order matters: a function
-/// that ends tasks is answered after these tasks (RFC 7143), and waits only for tasks in the set.
+/// Answers, leaves the task set, and starts the tasks that waited for this one. The order matters: a task
+/// management function that aborts tasks is answered after these tasks (RFC 7143), and waits only for tasks in the set.
 fn finish(run: Run, reply: Option<Reply>) {
     let Run { link, ticket, buffers, done, .. } = run;
     // An abort after the last step still suppresses the answer.
@@ -169,6 +170,7 @@ fn finish(run: Run, reply: Option<Reply>) {
     let data_in = if good { buffers.data_in } else { Vec::new() };
     done(Outcome { reply, data_in, data_out: buffers.data_out });
     let (waiters, ready) = link.unit.tasks.finish(&ticket);
+    // This answers the task management functions that waited for this task.
     drop(waiters);
     for startable in ready {
         let unit = Arc::clone(&link.unit);

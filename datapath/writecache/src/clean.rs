@@ -155,7 +155,9 @@ impl Cleaner {
 
 impl WriteCache {
     fn wants_clean(&self, overflow: &Overflow) -> bool {
-        overflow.runs_low() || self.disk_full.load(Ordering::Relaxed) || overflow.lacks_space(LOW_POSITIONS)
+        overflow.runs_low()
+            || self.disk_failed_or_full.load(Ordering::Relaxed)
+            || overflow.lacks_space(LOW_POSITIONS)
     }
 
     /// Whether moved blocks would find a slot: a persistent cache begins a segment only if it can reserve a

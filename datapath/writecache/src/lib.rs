@@ -92,9 +92,9 @@ pub mod write_queue;
 
 pub use budget::{DEFAULT_WEIGHT, MAX_WEIGHT};
 pub use cache::{
-    Admission, BaseImage, Block, CacheOptions, Cleared, EachPart, FetchedOld, Found, FrozenCache, Kind,
-    LEAST_RAM_BYTES, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions, ReadTally,
-    Residence, TOGETHER, Ticket, UnloggedBlocks, WriteCache, WriteResult,
+    Admission, BaseImage, Block, CacheOptions, Cleared, EachPart, FetchedOld, Found, FrozenCache,
+    GUARANTEED_SEGMENT_BYTES, Kind, LittleSpace, MIN_DISK_BYTES, MIN_RAM_BYTES, Now, Old, OverflowOptions,
+    ReadTally, Residence, TOGETHER, Ticket, UnloggedBlocks, WriteCache, WriteResult,
 };
 pub use counters::Snapshot;
 pub use fetch::Fetched;

@@ -157,7 +157,7 @@ impl WriteCache {
     fn claim_ahead(&self, persist: &Persist, overflow: &Overflow) -> bool {
         let refused = match overflow.prepare(READY_POSITIONS) {
             Ok(()) => {
-                self.disk_full.store(false, Ordering::Relaxed);
+                self.disk_failed_or_full.store(false, Ordering::Relaxed);
                 false
             }
             Err(why) => self.no_position(why),
@@ -344,7 +344,7 @@ impl WriteCache {
                     return if self.no_position(why) { Begun::DiskRests } else { Begun::All };
                 }
             };
-            self.disk_full.store(false, Ordering::Relaxed);
+            self.disk_failed_or_full.store(false, Ordering::Relaxed);
             let packed = !cleaned_only && self.packed_is_full();
             let victim = {
                 let mut log = self.log.lock();
@@ -381,7 +381,7 @@ impl WriteCache {
     fn no_position(&self, why: NoPosition) -> bool {
         let NoPosition::Disk(error) = why else { return false };
         count(&self.counters.disk_errors, 1);
-        if !self.disk_full.swap(true, Ordering::Relaxed) {
+        if !self.disk_failed_or_full.swap(true, Ordering::Relaxed) {
             self.warn(&format_args!(
                 "cannot get more space on the overflow disk: {error}; segments are cleaned to free space, and if that is not enough, writes wait"
             ));
@@ -468,7 +468,7 @@ impl WriteCache {
                 self.warn(&format_args!(
                     "a segment could not be written to position {position} of the overflow disk: {error}; it stays in RAM"
                 ));
-                self.disk_full.store(true, Ordering::Relaxed);
+                self.disk_failed_or_full.store(true, Ordering::Relaxed);
                 overflow.failed();
             }
         }

@@ -168,8 +168,9 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
         size::format(cache.packed_bytes),
         size::format(cache.packed_holds_bytes)
     );
-    let together = format!(
-        "{}, lowered {} times under memory pressure",
+    let times = if cache.pressure_shrinks == 1 { "time" } else { "times" };
+    let host_limit = format!(
+        "{} now; memory pressure lowered it {} {times}",
         size::format(cache.host_limit_bytes),
         cache.pressure_shrinks
     );
@@ -178,9 +179,9 @@ fn cache(cache: &Snapshot) -> Vec<Row> {
         ("blocks in the cache", size::format(cache.live_bytes)),
         ("cache memory", of(cache.ram_used_bytes, cache.ram_target_bytes)),
         ("  present limit", size::format(cache.ram_share_bytes)),
-        ("  all write caches together", together),
         ("  of which index", size::format(cache.index_bytes)),
         ("  of which packed", packed),
+        ("limit of all write caches", host_limit),
         ("cache disk", of(cache.disk_used_bytes, cache.disk_limit_bytes)),
         ("  written and read", shown(&cache.buffering)),
         ("  key in memory", shown(&cache.key_memory)),

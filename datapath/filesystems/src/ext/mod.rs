@@ -176,7 +176,10 @@ impl Ext {
         }
         let block_bytes = self.superblock.block_bytes;
         if inode.size_bytes > DIRECTORY_BYTES_MAX.min(self.blocks.len_bytes()) {
-            return Err(fault(format!("a directory has {} bytes", inode.size_bytes)));
+            return Err(fault(format!(
+                "a directory has {} bytes, more than its file system or {DIRECTORY_BYTES_MAX}",
+                inode.size_bytes
+            )));
         }
         let (mut logical, end) = (0, inode.size_bytes / block_bytes);
         while logical < end {

@@ -28,31 +28,39 @@ pub(super) fn each_entry(
     bytes_left: &mut u64,
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let missing = || fault("a directory has no index");
-    let root = volume.contents(directory, types::INDEX_ROOT, &is_names)?.ok_or_else(missing)?;
-    let Contents::Resident(root) = root else { return Err(missing()) };
+    let missing = |what: &str| fault(format!("a directory has no {what}"));
+    let root = volume.contents(directory, types::INDEX_ROOT, &is_names)?.ok_or_else(|| missing("index root"))?;
+    let Contents::Resident(root) = root else { return Err(missing("index root in its file record")) };
     entries(root.get(16..).unwrap_or_default(), found)?;
     let Some(blocks) = volume.contents(directory, types::INDEX_ALLOCATION, &is_names)? else { return Ok(()) };
     let size_bytes = blocks.size_bytes();
     if size_bytes > INDEX_BYTES_MAX {
-        return Err(fault(format!("the index of a directory has {size_bytes} bytes")));
+        return Err(fault(format!(
+            "the index of a directory has {size_bytes} bytes; at most {INDEX_BYTES_MAX} are read"
+        )));
     }
-    let bitmap = volume.contents(directory, types::BITMAP, &is_names)?.ok_or_else(missing)?;
+    let bitmap = volume
+        .contents(directory, types::BITMAP, &is_names)?
+        .ok_or_else(|| missing("bitmap of its index"))?;
     let block_bytes = volume.layout.index_bytes;
     let count = size_bytes / block_bytes;
-    if bitmap.size_bytes() > (INDEX_BYTES_MAX / 512) / 8 {
-        return Err(fault(format!("the bitmap of a directory has {} bytes", bitmap.size_bytes())));
+    let bitmap_bytes_max = (INDEX_BYTES_MAX / 512) / 8;
+    if bitmap.size_bytes() > bitmap_bytes_max {
+        return Err(fault(format!(
+            "the bitmap of a directory's index has {} bytes; at most {bitmap_bytes_max} are read",
+            bitmap.size_bytes()
+        )));
     }
     let bitmap = volume.whole(&bitmap)?;
     let mut block = vec![0; usize_of(block_bytes)];
     for number in (0..count).filter(|number| is_set(&bitmap, *number)) {
         *bytes_left = bytes_left
             .checked_sub(block_bytes)
-            .ok_or_else(|| fault("indexes of directories are longer than their volume"))?;
+            .ok_or_else(|| fault("the indexes of the directories are together longer than their volume"))?;
         volume.read(&blocks, number.saturating_mul(block_bytes), &mut block)?;
         fix_up(&mut block, *b"INDX")?;
         if u64_at(&block, 16) != Some(vcn_of(number, block_bytes, volume.layout.cluster_bytes)) {
-            return Err(fault("the index of a directory has a block of another place"));
+            return Err(fault("the index of a directory has a block with the number (VCN) of another block"));
         }
         entries(block.get(24..).unwrap_or_default(), found)?;
     }
@@ -75,7 +83,7 @@ fn entries(
     node: &[u8],
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let unsound = || fault("the index of a directory is unsound");
+    let unsound = || fault("the index of a directory is damaged: the length or the place of an entry is wrong");
     let begin = u32_at(node, 0).ok_or_else(unsound)?;
     let end = u32_at(node, 4).ok_or_else(unsound)?;
     let mut rest = node.get(usize_of(begin.into())..usize_of(end.into())).ok_or_else(unsound)?;

@@ -7,7 +7,7 @@ use headwater_block::{ByteRange, Request};
 
 use super::verify::{first_difference, miscompare};
 use super::{broken, memory};
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 
 /// The progress of the command.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,9 +31,9 @@ impl CompareAndWrite {
 }
 
 impl Work for CompareAndWrite {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         let len = memory(self.range.len());
-        match (self.stage, landed) {
+        match (self.stage, completed) {
             (Stage::Reading, Some(there)) => {
                 if there.len() != len || buffers.data_out.len() < len.saturating_mul(2) {
                     return Step::End(Err(broken()));
@@ -60,8 +60,8 @@ impl Work for CompareAndWrite {
         self.stage == Stage::Writing
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "COMPARE AND WRITE", is_write_error: self.stage == Stage::Writing }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "COMPARE AND WRITE", is_write_error: self.stage == Stage::Writing }
     }
 }
 
@@ -79,9 +79,9 @@ impl OrWrite {
 }
 
 impl Work for OrWrite {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         let len = memory(self.range.len());
-        match (self.stage, landed) {
+        match (self.stage, completed) {
             (Stage::Reading, Some(mut there)) => {
                 if there.len() != len {
                     return Step::End(Err(broken()));
@@ -106,7 +106,7 @@ impl Work for OrWrite {
         self.stage == Stage::Writing
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "ORWRITE", is_write_error: self.stage == Stage::Writing }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "ORWRITE", is_write_error: self.stage == Stage::Writing }
     }
 }

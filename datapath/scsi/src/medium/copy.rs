@@ -9,7 +9,7 @@ use super::{CHUNK_BYTES, Given, Plan, memory};
 use crate::copies::{self, Progress, Segment};
 use crate::link::Link;
 use crate::queue::Hold;
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 use crate::sense::{Code, Fault};
 
 pub(super) fn plan(link: &Arc<Link>, list_bytes: u32, given: Given<'_>) -> Result<Option<Plan>, Fault> {
@@ -91,8 +91,8 @@ impl Copy {
 }
 
 impl Work for Copy {
-    fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
-        let mut buffer = landed.unwrap_or_default();
+    fn step(&mut self, _: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
+        let mut buffer = completed.unwrap_or_default();
         match (self.stage, self.chunk()) {
             (Stage::Reading, Some((_, to))) => {
                 if u64::try_from(buffer.len()).unwrap_or(0) != to.len() {
@@ -119,8 +119,8 @@ impl Work for Copy {
         self.stage == Stage::Writing && self.left.len() == 1 && is_last
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "EXTENDED COPY", is_write_error: self.stage == Stage::Writing }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "EXTENDED COPY", is_write_error: self.stage == Stage::Writing }
     }
 }
 

@@ -3,7 +3,7 @@
 use headwater_block::{ByteRange, Request};
 
 use super::{CHUNK_BYTES, CLEAR_BYTES, memory, split_chunk};
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 
 /// WRITE SAME.
 pub(super) struct Fill {
@@ -24,12 +24,12 @@ impl Fill {
         Self { range, pattern, unmap, fua, done: 0, chunk: None }
     }
 
-    fn request(&self, chunk: ByteRange, landed: Option<Vec<u8>>) -> Request {
+    fn request(&self, chunk: ByteRange, completed: Option<Vec<u8>>) -> Request {
         if self.pattern.is_empty() {
             return Request::WriteZeroes { range: chunk, may_unmap: self.unmap, fua: self.fua };
         }
         let len = memory(chunk.len());
-        let mut buffer = landed.unwrap_or_default();
+        let mut buffer = completed.unwrap_or_default();
         // A buffer that comes back holds the pattern already.
         buffer.truncate(len);
         while buffer.len() < len {
@@ -40,7 +40,7 @@ impl Fill {
 }
 
 impl Work for Fill {
-    fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, _: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         if let Some(chunk) = self.chunk {
             self.done = self.done.saturating_add(chunk.len());
         }
@@ -49,14 +49,14 @@ impl Work for Fill {
             return Step::End(Ok(()));
         };
         self.chunk = Some(chunk);
-        Step::Submit(self.request(chunk, landed))
+        Step::Submit(self.request(chunk, completed))
     }
 
     fn is_single(&self) -> bool {
         self.chunk.is_some_and(|chunk| chunk.end() == self.range.end())
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "WRITE SAME", is_write_error: true }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "WRITE SAME", is_write_error: true }
     }
 }

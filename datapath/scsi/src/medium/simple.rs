@@ -3,7 +3,7 @@
 use headwater_block::{ByteRange, Request};
 
 use super::{broken, memory};
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 
 /// READ. With FUA it comes after a flush, so that the medium itself is read.
 pub(super) struct Read {
@@ -19,12 +19,12 @@ impl Read {
 }
 
 impl Work for Read {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         if std::mem::take(&mut self.flush_first) {
             return Step::Submit(Request::Flush);
         }
         let len = memory(self.range.len());
-        match landed {
+        match completed {
             Some(buffer) if self.submitted => {
                 if buffer.len() != len {
                     return Step::End(Err(broken()));
@@ -45,8 +45,8 @@ impl Work for Read {
         self.submitted
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "READ", is_write_error: false }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "READ", is_write_error: false }
     }
 }
 
@@ -63,8 +63,8 @@ impl Write {
 }
 
 impl Work for Write {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
-        if let Some(buffer) = landed {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
+        if let Some(buffer) = completed {
             buffers.data_out = buffer;
             return Step::End(Ok(()));
         }
@@ -77,8 +77,8 @@ impl Work for Write {
         true
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "WRITE", is_write_error: true }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "WRITE", is_write_error: true }
     }
 }
 
@@ -86,16 +86,16 @@ impl Work for Write {
 pub(super) struct Flush;
 
 impl Work for Flush {
-    fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
-        if landed.is_some() { Step::End(Ok(())) } else { Step::Submit(Request::Flush) }
+    fn step(&mut self, _: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
+        if completed.is_some() { Step::End(Ok(())) } else { Step::Submit(Request::Flush) }
     }
 
     fn is_single(&self) -> bool {
         true
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "SYNCHRONIZE CACHE", is_write_error: true }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "SYNCHRONIZE CACHE", is_write_error: true }
     }
 }
 
@@ -111,8 +111,8 @@ impl Prefetch {
 }
 
 impl Work for Prefetch {
-    fn step(&mut self, _: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
-        if landed.is_some() {
+    fn step(&mut self, _: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
+        if completed.is_some() {
             return Step::End(Ok(()));
         }
         Step::Submit(Request::Prefetch { range: self.range })
@@ -122,7 +122,7 @@ impl Work for Prefetch {
         true
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "PRE-FETCH", is_write_error: false }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "PRE-FETCH", is_write_error: false }
     }
 }

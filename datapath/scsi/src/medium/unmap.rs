@@ -8,7 +8,7 @@ use super::{CLEAR_BYTES, Plan, broken, split_chunk};
 use crate::cdb::Span;
 use crate::inquiry::UNMAP_DESCRIPTORS;
 use crate::queue::Hold;
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 use crate::sense::{Code, Fault};
 use crate::unit::LogicalUnit;
 use crate::wire::{u16_at, u32_at, u64_at};
@@ -86,7 +86,7 @@ impl Work for Unmap {
         self.ranges.is_empty() && !self.flush
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "UNMAP", is_write_error: true }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "UNMAP", is_write_error: true }
     }
 }

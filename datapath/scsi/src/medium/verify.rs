@@ -4,7 +4,7 @@ use headwater_block::{ByteRange, Request};
 
 use super::{CHUNK_BYTES, broken, memory, split_chunk};
 use crate::cdb::Check;
-use crate::run::{Buffers, CommandName, Step, Work};
+use crate::run::{Buffers, ErrorContext, Step, Work};
 use crate::sense::{Code, Fault, SenseKey};
 
 /// MISCOMPARE, with the offset of the first byte that differs.
@@ -53,17 +53,17 @@ impl Verify {
 }
 
 impl Work for Verify {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         let mut buffer = std::mem::take(&mut buffers.data_in);
-        if let (Some(chunk), Some(landed)) = (self.chunk, landed) {
-            if u64::try_from(landed.len()) != Ok(chunk.len()) {
+        if let (Some(chunk), Some(completed)) = (self.chunk, completed) {
+            if u64::try_from(completed.len()) != Ok(chunk.len()) {
                 return Step::End(Err(broken()));
             }
-            if let Err(fault) = self.compare(&landed, &buffers.data_out) {
+            if let Err(fault) = self.compare(&completed, &buffers.data_out) {
                 return Step::End(Err(fault));
             }
             self.done = self.done.saturating_add(chunk.len());
-            buffer = landed;
+            buffer = completed;
         }
         let Some(chunk) = split_chunk(self.range, self.done, CHUNK_BYTES) else {
             return Step::End(Ok(()));
@@ -77,8 +77,8 @@ impl Work for Verify {
         self.chunk.is_some_and(|chunk| chunk.end() == self.range.end())
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "VERIFY", is_write_error: false }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "VERIFY", is_write_error: false }
     }
 }
 
@@ -97,11 +97,11 @@ impl WriteVerify {
 }
 
 impl Work for WriteVerify {
-    fn step(&mut self, buffers: &mut Buffers, landed: Option<Vec<u8>>) -> Step {
+    fn step(&mut self, buffers: &mut Buffers, completed: Option<Vec<u8>>) -> Step {
         if self.written {
-            return self.verify.step(buffers, landed);
+            return self.verify.step(buffers, completed);
         }
-        match landed {
+        match completed {
             None => {
                 let mut buffer = std::mem::take(&mut buffers.data_out);
                 buffer.truncate(memory(self.range.len()));
@@ -119,7 +119,7 @@ impl Work for WriteVerify {
         self.written && self.verify.is_single()
     }
 
-    fn name(&self) -> CommandName {
-        CommandName { name: "WRITE AND VERIFY", is_write_error: !self.written }
+    fn error_context(&self) -> ErrorContext {
+        ErrorContext { name: "WRITE AND VERIFY", is_write_error: !self.written }
     }
 }

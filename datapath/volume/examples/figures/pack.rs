@@ -1,4 +1,6 @@
-//! Measures how many more blocks that a real machine changed fit into the RAM of a cache.
+//! Measures how much packing (compression in RAM) gains: a cache of mode `ram` is filled with the blocks that differ between two
+//! raw disk images, until a write fails. The figure is stored bytes / RAM limit, and the goal is 2. `packers` compares the
+//! algorithms.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +14,7 @@ use headwater_volume::{CacheMode, VolumeOptions};
 use crate::rows::{Goal, Report, Row};
 use crate::work::{self, BLOCK, MIB};
 
-/// Blocks of `after` that differ from those of `before` and are not zero, in order.
+/// Blocks of the disk image `after` that differ from those of `before` and are not zero, in order.
 pub fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
     let open = |path: &Path| File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let (before, after) = (open(before), open(after));
@@ -37,11 +39,11 @@ pub fn changed(before: &Path, after: &Path) -> Vec<(u64, Vec<u8>)> {
     found
 }
 
-/// Runs of neighbours that stay together.
+/// How many neighbouring blocks the shuffle keeps together.
 const RUN: usize = 512;
 
-/// Fills caches without a disk with these blocks until no more fit: caches of 64 MiB, and of a quarter of the
-/// blocks' size. In runs of neighbours in random order, so that the blocks that fit are like the whole.
+/// Finds the blocks that differ, and shuffles them in runs of `RUN` neighbouring blocks, so that the stored part is like the
+/// whole. Then it fills two caches with them: one of 64 MiB of RAM, and one of a quarter of the blocks' size.
 pub fn changed_blocks(before: &Path, after: &Path, report: &mut Report) {
     let blocks = changed(before, after);
     let bytes = blocks.len() as u64 * BLOCK;

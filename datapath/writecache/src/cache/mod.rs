@@ -81,7 +81,7 @@ const MIN_SEGMENTS: u64 = 4;
 
 /// The RAM of these segments: a cache may always have it, in addition to its index. [`MIN_RAM_BYTES`] is another limit: the least
 /// that may be configured.
-pub const LEAST_RAM_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
+pub const GUARANTEED_SEGMENT_BYTES: u64 = MIN_SEGMENTS * SEGMENT_BYTES as u64;
 
 /// The most segments that a cache may keep when its index grows into their RAM. With fewer, writers that are as fast
 /// as the disk would stop each time that the host's thread runs a moment late
@@ -91,6 +91,7 @@ const SEGMENTS_BESIDE_INDEX: u64 = 8;
 /// The write cache of one volume. See the crate's documentation.
 pub struct WriteCache {
     pub(crate) name: String,
+    /// The index: where each block is.
     pub(crate) map: Map,
     pub(crate) segments: SegmentTable,
     pub(crate) log: Mutex<Log>,
@@ -122,7 +123,7 @@ pub struct WriteCache {
     /// The size of the index that was last reported to the host's budget.
     reported_index: AtomicU64,
     /// Whether the last write to the overflow disk failed or found the disk full.
-    pub(crate) disk_full: AtomicBool,
+    pub(crate) disk_failed_or_full: AtomicBool,
 }
 
 impl WriteCache {
@@ -232,7 +233,7 @@ impl WriteCache {
             disk_bytes: AtomicU64::new(options.overflow.as_ref().map_or(0, |o| o.limit_bytes)),
             pause_limit: options.pause_limit,
             reported_index: AtomicU64::new(0),
-            disk_full: AtomicBool::new(false),
+            disk_failed_or_full: AtomicBool::new(false),
         });
         if cache.overflow.is_some() {
             host.budget.join_spilling();

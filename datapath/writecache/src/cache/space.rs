@@ -90,7 +90,7 @@ impl WriteCache {
     pub(crate) fn cannot_spill(&self) -> bool {
         let is_full =
             |o: &Arc<Overflow>| o.free_positions() <= RESERVED_POSITIONS || o.lacks_space(RESERVED_POSITIONS);
-        self.overflow.as_ref().is_none_or(is_full) || self.disk_full.load(Ordering::Relaxed)
+        self.overflow.as_ref().is_none_or(is_full) || self.disk_failed_or_full.load(Ordering::Relaxed)
     }
 
     fn begin_segment(&self, log: &mut Log, stream: Stream) -> bool {

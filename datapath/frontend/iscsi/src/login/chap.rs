@@ -205,7 +205,7 @@ impl Challenge {
             return fail("its CHAP_I is no number below 256");
         };
         let Some(challenge) = binary(challenge).filter(|bytes| bytes.len() <= 1024) else {
-            return fail("its CHAP_C is neither hexadecimal nor base64, or longer than 1024 bytes");
+            return fail("its CHAP_C is not 1 to 1024 bytes in hexadecimal or base64");
         };
         // An initiator could otherwise have the target answer its own challenge over another connection.
         if challenge == self.bytes {

@@ -1,7 +1,7 @@
 //! The command window: which command numbers (CmdSN) are accepted, and in which order.
 //!
-//! Numbers wrap around; `a` is before `b` if the way from `a` to `b` is shorter than the way back. Immediate
-//! commands carry a number but do not use it up.
+//! Numbers wrap around, so a number is judged by its distance ahead of the next expected number. A command is open from when it
+//! is accepted until it is answered. Immediate commands carry a number but do not use it up.
 
 /// What to do with a numbered command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +17,16 @@ pub(super) enum Verdict {
 /// The window of one session.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
+    /// The next expected number (ExpCmdSN).
     next: u32,
+    /// The size of the window: how many commands may be open.
     depth: u32,
+    /// How many commands are open.
     open: u32,
 }
 
 impl Window {
+    /// A window without open commands.
     pub(super) fn new(next: u32, depth: u32) -> Self {
         Self { next, depth, open: 0 }
     }
@@ -33,13 +37,14 @@ impl Window {
         self.next
     }
 
-    /// The highest number that is accepted (MaxCmdSN). It never decreases: a command that stays open moves
+    /// The highest number that is accepted (MaxCmdSN). It never decreases: a command that is opened moves
     /// `next` by one and reduces the free part of the window by one.
     #[inline]
     pub(super) fn max(&self) -> u32 {
         self.next.wrapping_add(self.depth.saturating_sub(self.open)).wrapping_sub(1)
     }
 
+    /// Decides whether a command of this number is processed now, held back or ignored.
     #[inline]
     pub(super) fn judge(&self, number: u32) -> Verdict {
         let ahead = number.wrapping_sub(self.next);
@@ -58,7 +63,7 @@ impl Window {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// A command stays open.
+    /// A command was accepted, and is not answered yet.
     pub(super) fn open(&mut self) {
         self.open = self.open.saturating_add(1);
     }

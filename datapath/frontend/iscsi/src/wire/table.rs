@@ -1,8 +1,8 @@
 //! The macro `pdu!`: makes a struct with `decode` and `encode` from a table with the type and the position of
 //! each field.
 //!
-//! Bits without a field are ignored and sent as zero. The opening of a table can fix two things: whether the
-//! PDU is always for immediate delivery, and which bits of byte 1 are always set.
+//! Bits without a field are ignored and sent as zero. Each table begins with two arguments: whether the PDU
+//! is always for immediate delivery, and which bits of byte 1 are always set.
 
 use super::header::{Bhs, get_bytes, put};
 
@@ -19,7 +19,7 @@ pub(super) trait Place<T> {
 #[derive(Clone, Copy)]
 pub(super) struct At(pub(super) usize);
 
-/// One bit of a byte.
+/// One bit of a byte: the byte, and a mask with this bit.
 #[derive(Clone, Copy)]
 pub(super) struct Bit(pub(super) usize, pub(super) u8);
 
@@ -88,7 +88,7 @@ impl Place<u8> for Bits {
     }
 }
 
-/// `pdu! { /// .. NAME(always immediate, byte 1) { /// .. FIELD: TYPE = PLACE; .. } }`, where NAME is also the opcode's.
+/// `pdu! { /// .. NAME(always immediate, byte 1) { /// .. FIELD: TYPE = PLACE; .. } }`. `NAME` must be a variant of `Opcode`.
 macro_rules! pdu {
     ($(#[$doc:meta])* $name:ident($immediate:expr, $flags:expr) {
         $($(#[$field_doc:meta])* $field:ident: $kind:ty = $place:expr;)*
