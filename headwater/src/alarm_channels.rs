@@ -1,4 +1,5 @@
-//! Sending alarms outside of the daemon: to a web server, by mail, to the journal of systemd.
+//! Sends alarms outside of the daemon: to a webhook, by mail, to the journal of systemd. `headwater_service` decides which alarms
+//! are sent when, and repeats what failed.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -26,10 +27,10 @@ use crate::failure::{invalid, one_line};
 /// How long a web server may take for its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The shortest key that signs.
+/// The minimum length of the key that signs requests.
 const KEY_BYTES_MIN: usize = 16;
 
-/// The longest file of a web server.
+/// The maximum size of the file of `--alarm-webhook`.
 const WEBHOOK_FILE_BYTES_MAX: u64 = 8 << 10;
 
 /// Where journald takes messages.
@@ -51,7 +52,7 @@ pub struct AlarmArgs {
     /// The program that sends mail: it is called as sendmail, with the message on its standard input
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, default_value = "/usr/sbin/sendmail")]
     pub alarm_sendmail: PathBuf,
-    /// Write alarms to the journal of systemd, with fields of their own
+    /// Write alarms to the journal of systemd, as structured entries (HEADWATER_ALARM, HEADWATER_SUBJECT, ..)
     #[arg(long)]
     pub alarm_journal: bool,
 }
@@ -85,7 +86,7 @@ fn failed(what: &str, error: &anyhow::Error) -> BackendError {
     BackendError::new(ProblemKind::Failed, format!("{what}: {}", one_line(error)))
 }
 
-/// A web server. Its URL may hold a secret, so that no message has more than the name of its host.
+/// The webhook of `--alarm-webhook`. Its URL may contain a secret, so messages name only its host.
 struct Webhook {
     address: Address,
     path: String,
@@ -106,7 +107,7 @@ impl Webhook {
         let len = found.len();
         if len > WEBHOOK_FILE_BYTES_MAX {
             return Err(invalid(format!(
-                "{}: it has {len} bytes, and is no file with a URL and a key",
+                "{}: it has {len} bytes, and at most {WEBHOOK_FILE_BYTES_MAX} are allowed: give a file with two lines, the URL and the key",
                 failed()
             )));
         }
@@ -271,7 +272,7 @@ impl AlarmChannel for Mail {
 /// The socket of journald.
 struct Journal(PathBuf);
 
-/// A message in the journal's own format: a text may have line ends, so that all fields have their length before them.
+/// A message in the journal's own format: a text may have line ends, so each field is preceded by its length.
 fn journal_entry(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut entry = Vec::new();
     for (name, value) in fields {

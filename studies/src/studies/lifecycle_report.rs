@@ -151,7 +151,7 @@ impl<'a> Report<'a> {
     fn disk_rows(&self) -> Vec<Vec<String>> {
         let row = |(number, stand): (usize, &Stand)| {
             let platform = &stand.platform;
-            let (printed_disk, printed_ram) = platform.printed_disks;
+            let (printed_disk, printed_ram) = platform.published_disks;
             let (count, ram) = (self.p95(number, Cache::Count), self.p95(number, Cache::Ram));
             let disks = |drawn: Option<Drawn>| {
                 drawn.map_or("-".into(), |drawn| s000::disks(drawn.median).to_string())
@@ -163,7 +163,7 @@ impl<'a> Report<'a> {
                 disks(count),
                 disks(ram),
                 saving.map_or("-".into(), |saving| format!("{saving} %")),
-                format!("{} %", platform.printed_saving_percent),
+                format!("{} %", platform.published_saving_percent),
             ]
         };
         self.setup.stands().iter().enumerate().map(row).collect()

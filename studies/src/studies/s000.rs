@@ -1,4 +1,5 @@
 //! Study 000: the calculation by which a study of 2014 converts IOPS to numbers of disks, with its published figures.
+//! The study is ESG Lab's, of the "RAM cache with overflow" of Citrix Provisioning Services 7.1 (`docs/studies.md`).
 //!
 //! The measured part of the study is in [`super::lifecycle`].
 
@@ -11,7 +12,8 @@ const DISK_IOPS: f64 = 180.0;
 /// The fewest disks of a RAID 5 set.
 const LEAST_DISKS: f64 = 3.0;
 
-/// The share of writes for which the penalty of RAID 5 is computed.
+/// The share of writes for which the penalty of RAID 5 is computed. It is an assumption of this program: the published study
+/// leaves this penalty out.
 const WRITE_SHARE: f64 = 0.9;
 
 /// A platform, with the published figures for 500 users.
@@ -24,9 +26,9 @@ pub struct Platform {
     /// 95th percentile of IOPS with a cache in RAM with overflow.
     pub ram_p95_iops: f64,
     /// Published numbers of disks: with the cache on disk, with the cache in RAM.
-    pub printed_disks: (u32, u32),
+    pub published_disks: (u32, u32),
     /// Published saving, in percent.
-    pub printed_saving_percent: u32,
+    pub published_saving_percent: u32,
 }
 
 /// The four platforms.
@@ -41,10 +43,10 @@ const fn platform(
     name: &'static str,
     disk_p95_iops: f64,
     ram_p95_iops: f64,
-    printed_disks: (u32, u32),
-    printed_saving_percent: u32,
+    published_disks: (u32, u32),
+    published_saving_percent: u32,
 ) -> Platform {
-    Platform { name, disk_p95_iops, ram_p95_iops, printed_disks, printed_saving_percent }
+    Platform { name, disk_p95_iops, ram_p95_iops, published_disks, published_saving_percent }
 }
 
 /// The number of disks for this many IOPS: rounded half up, and at least those of a RAID 5 set.
@@ -70,23 +72,23 @@ pub fn text() -> String {
     let head = [
         Column::Text("500 users"),
         Column::Figure("p95 IOPS, disk"),
-        Column::Figure("disks (printed)"),
+        Column::Figure("disks (published)"),
         Column::Figure("p95 IOPS, RAM"),
-        Column::Figure("disks (printed)"),
-        Column::Figure("saving (printed)"),
+        Column::Figure("disks (published)"),
+        Column::Figure("saving (published)"),
         Column::Figure("RAID 5 disks, disk / RAM"),
     ];
     let row = |platform: &Platform| {
         let (disk, ram) = (platform.disk_p95_iops, platform.ram_p95_iops);
-        let (printed_disk, printed_ram) = platform.printed_disks;
+        let (published_disk, published_ram) = platform.published_disks;
         let saving = saving_percent(disk, ram);
         vec![
             platform.name.into(),
             grouped(disk),
-            format!("{} ({printed_disk})", disks(disk)),
+            format!("{} ({published_disk})", disks(disk)),
             grouped(ram),
-            format!("{} ({printed_ram})", disks(ram)),
-            format!("{saving} % ({} %)", platform.printed_saving_percent),
+            format!("{} ({published_ram})", disks(ram)),
+            format!("{saving} % ({} %)", platform.published_saving_percent),
             format!("{} / {}", disks_with_raid5_penalty(disk), disks_with_raid5_penalty(ram)),
         ]
     };
@@ -104,11 +106,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_printed_disks_and_savings_follow_from_the_printed_iops() {
+    fn all_published_disks_and_savings_follow_from_the_published_iops() {
         for platform in PLATFORMS {
             let (disk, ram) = (platform.disk_p95_iops, platform.ram_p95_iops);
-            assert_eq!((disks(disk), disks(ram)), platform.printed_disks, "{}", platform.name);
-            assert_eq!(saving_percent(disk, ram), platform.printed_saving_percent, "{}", platform.name);
+            assert_eq!((disks(disk), disks(ram)), platform.published_disks, "{}", platform.name);
+            assert_eq!(saving_percent(disk, ram), platform.published_saving_percent, "{}", platform.name);
         }
     }
 

@@ -558,7 +558,7 @@ impl Setup {
 
 const NOTES: [&str; 8] = [
     "Intervals are 95 % bootstrap intervals of the mean over the samples of one session. They say how much the session varies, and nothing \
-     of other desktops.",
+     about other desktops.",
     "The original ran a Windows desktop with Login VSI's knowledge worker, ten times, and prints means. Here one desktop is a model, and \
      there is no guest.",
     "The baseline is a count: each request is one operation of the disk. With a cache, the operations of its overflow are counted where \

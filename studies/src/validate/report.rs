@@ -1,4 +1,5 @@
-//! Writes the result of a validation as text, as an HTML page and as JSON.
+//! Writes the result of a validation, which is a comparison of the desktop model with recorded guests, as text, as an HTML page
+//! and as JSON.
 
 use anyhow::{Context, Result};
 use headwater_block::size;
@@ -71,7 +72,7 @@ const CACHE_HEAD: [Column; 8] = [
     Column::Figure("overflow operations, guests"),
     Column::Figure("overflow operations, model"),
     Column::Figure("difference"),
-    Column::Text("Within 20 %?"),
+    Column::Text("Within the tolerance?"),
 ];
 
 /// A figure of a phase: its name, its value, and how the value is formatted.
@@ -192,6 +193,7 @@ impl Report<'_> {
 
     /// The main result for each size: whether the model agrees, or by how much it deviates.
     fn answers(&self) -> Vec<String> {
+        let tolerance = percent(TOLERANCE);
         let of_size = |size: &Size| {
             let misses: Vec<String> = [
                 missed("spilled bytes", size.bytes_deviation()),
@@ -205,11 +207,11 @@ impl Report<'_> {
                 format!("With {ram} of RAM, neither the guests nor the model spill.")
             } else if misses.is_empty() {
                 format!(
-                    "With {ram} of RAM, the model differs from the guests by at most 20 % in spilled bytes and in \
+                    "With {ram} of RAM, the model differs from the guests by at most {tolerance} in spilled bytes and in \
                      overflow operations."
                 )
             } else {
-                format!("With {ram} of RAM, the model differs by more than 20 %: {}.", misses.join(", and "))
+                format!("With {ram} of RAM, the model is not within {tolerance} of the guests: {}.", misses.join(", and "))
             }
         };
         self.validation.sizes.iter().map(of_size).collect()
@@ -268,7 +270,7 @@ impl Report<'_> {
         self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
         let tile = |size: &Size| Tile {
             value: difference(size.bytes_deviation()),
-            label: format!("bytes that the model spills with {} of RAM", size::format(size.ram_bytes)),
+            label: format!("spilled bytes with {} of RAM, model against guests", size::format(size.ram_bytes)),
             note: format!("operations: {}", difference(size.operations_deviation())),
         };
         page.tiles(&self.validation.sizes.iter().map(tile).collect::<Vec<_>>());
@@ -332,6 +334,6 @@ const NOTES: [&str; 5] = [
     "Guests under emulation take longer for the same work. So sums of a phase are compared instead of rates.",
     "Reads of the image are not in the model. Of the reads, only those that find a written block are counted.",
     "The requests of each desktop are sent to a write cache of its own as fast as it keeps up. After each 2 MiB that are written, the next request \
-     waits until the cache has spilled what a model of it has spilled by then, so that a busy machine changes little.",
+     waits until the cache has spilled what the simulated cache has spilled by then, so that a busy machine changes little.",
     "The limits of RAM are a quarter, half and all of the median of the recordings' peaks of live data.",
 ];
