@@ -113,7 +113,7 @@ compare: rust ## measure beside nbdkit, QEMU and the raw disk; table, JSON and p
 	cargo build --release --locked --package headwater --package headwater-measure
 	target/release/headwater-measure $(ARGS)
 
-streaming: rust ## boot the guest over a slow line, and while a server dies, seal it while it runs: a quarter of an hour; fails where a target is missed
+streaming: rust ## boot the guest over a slow link, and while a server dies, seal it while it runs: a quarter of an hour; fails where a target is missed
 	@xtask/need $(MACHINE_TOOLS) $(PEERS)
 	guest/build
 	cargo build --release --locked --package headwater --package headwater-measure

@@ -105,7 +105,7 @@ pub struct StreamArgs {
     /// host's memory, 32M to 1G; 64M for export from a store on this host]
     #[arg(long, value_name = "SIZE", value_parser = chunk_memory)]
     pub chunk_memory: Option<u64>,
-    /// Also keep chunks of images from other hosts on this disk, at most SIZE
+    /// Also keep chunks of images from other hosts on this disk, at most SIZE; other files of the cache may take a tenth of it more
     #[arg(long, value_name = "DIR:SIZE")]
     pub chunk_cache: Option<DiskCachePlace>,
     /// Copy images in use completely to the chunk cache, all together at this rate in bytes per second (or max);

@@ -97,7 +97,7 @@ struct Arguments {
     #[arg(long, value_name = "MS", requires = "relay", default_value_t = 0, hide = true)]
     delay_ms: u64,
     /// Only read the ranges on standard input (OFFSET LENGTH on each line) from this NBD server, and print the time;
-    /// used for the slow line
+    /// used for the slow link
     #[arg(long, value_name = "URI", hide = true)]
     read_over: Option<String>,
     /// Raw image of the guest; if it is missing, comparisons that need it are skipped with a message.

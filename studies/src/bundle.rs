@@ -255,7 +255,7 @@ impl Report<'_> {
         if self.results.is_quiet() == Some(false) {
             let probes: Vec<String> = self.results.probes_iops.iter().copied().map(grouped).collect();
             warnings.push(format!(
-                "Unquiet machine: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
+                "The host was not idle: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
                 probes.join(" and ")
             ));
         }
@@ -550,7 +550,7 @@ mod tests {
             let page = report.html();
             let figures = page.find("class=\"tiles\"").unwrap();
             for warning in
-                ["Quick run", "was interrupted", "Unquiet machine: the raw disk reached 100 and 50"]
+                ["Quick run", "was interrupted", "The host was not idle: the raw disk reached 100 and 50"]
             {
                 assert!(page.find(warning).unwrap() < figures, "{warning}");
                 assert!(report.text().contains(warning), "{warning}");

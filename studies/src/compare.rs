@@ -142,7 +142,7 @@ fn faults(name: &str, of: &Value) -> Vec<String> {
         faults.push(format!("{name} was interrupted, and contains only the figures up to then."));
     }
     if of["is_quiet"] == false {
-        faults.push(format!("{name} was measured on an unquiet machine."));
+        faults.push(format!("{name} was measured on a host that was not idle."));
     }
     faults
 }
@@ -550,7 +550,7 @@ mod tests {
         for said in [
             "B failed, and contains only the figures up to then: the disk is full.",
             "B was interrupted",
-            "B was measured on an unquiet machine.",
+            "B was measured on a host that was not idle.",
             "Only in A: ours, v: IOPS; ours, v: ratio; ours, v: p99 in us.",
         ] {
             assert!(text.contains(said), "{said}: {text}");

@@ -38,7 +38,7 @@ use crate::tokens::Tokens;
 pub const CONNECTIONS_MAX: usize = 1024;
 /// How long a client may take to send a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest duration of a connection: an initramfs over a slow line.
+/// The longest duration of a connection: an initramfs over a slow link.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The pause after a connection could not be accepted, for example because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -236,7 +236,10 @@ fn nvme_of(row: &Row<'_>) -> Result<Option<NvmeDisks>, TableError> {
             return Err(row.wrong("nvme_disks", why));
         }
     };
-    if each_bytes == 0 || count.checked_mul(each_bytes) != Some(total) {
+    if each_bytes == 0 {
+        return Err(row.wrong("nvme_gib_each", "it must be more than 0".to_owned()));
+    }
+    if count.checked_mul(each_bytes) != Some(total) {
         let why = "the value is not nvme_disks times nvme_gib_each".to_owned();
         return Err(row.wrong("nvme_gib_total", why));
     }

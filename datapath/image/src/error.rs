@@ -12,15 +12,15 @@ pub enum ImageErrorKind {
     Invalid,
     /// The new version would have the same bytes as the version that it is made from.
     Unchanged,
-    /// A format or feature that this program does not read; the message says what to do.
+    /// A format or feature that this program does not read; most messages say what to do.
     Unsupported,
     /// Bytes differ from those that were written.
     Damaged,
     /// The version is in use, or the store is in use by another process.
     Busy,
-    /// The disk is full.
+    /// The disk is full, or a quota or a limit on the size of files is reached.
     NoSpace,
-    /// The caller cancelled it.
+    /// The caller cancelled the operation.
     Cancelled,
     /// The store's answer was lost, so a version may have been made, or may still be made.
     Unknown,
@@ -29,8 +29,8 @@ pub enum ImageErrorKind {
 }
 
 impl ImageErrorKind {
-    /// Whether the store answered and its data is damaged. After any other read error the state of the data
-    /// is unknown.
+    /// Whether the store, or the local file, could be read, and the data is damaged or missing. After any other read error
+    /// the state of the data is unknown.
     pub(crate) fn is_damage(self) -> bool {
         matches!(self, Self::Damaged | Self::NotFound)
     }

@@ -18,7 +18,7 @@ use headwater_store::{Hash, Image, Parts, StoreError, StoreErrorKind, settings_b
 use crate::chunk::{Packer, unpack};
 use crate::chunk_map::ChunkMap;
 use crate::disk_cache::Mark;
-use crate::disk_cache::stores::{closed, opened};
+use crate::disk_cache::stores::{verified, with_checksum};
 use crate::manifest::{ChunkRef, Manifest, ManifestBuilder, ObjectRef};
 use crate::qcow2::header::Header;
 use crate::trace::Trace;
@@ -89,7 +89,7 @@ fn segments() -> Vec<Vec<u8>> {
 fn cached_lists() -> Vec<Vec<u8>> {
     let list = "disk".parse().map(|name| Image::empty(name).encode().unwrap_or_default());
     let settings = settings_bytes(65_536).unwrap_or_default();
-    [list.unwrap_or_default(), settings].map(|bytes| closed(Hash::of(b"path"), &bytes)).to_vec()
+    [list.unwrap_or_default(), settings].map(|bytes| with_checksum(Hash::of(b"path"), &bytes)).to_vec()
 }
 
 /// A cached file of a store: it is accepted only if it was written under this name and is complete and
@@ -100,14 +100,14 @@ pub fn cached_stores(bytes: &[u8]) {
     let head = bytes.get(..40).and_then(|head| head.split_last_chunk::<32>());
     let rest = bytes.get(40..).unwrap_or_default();
     let is_sound = head.is_some_and(|(magic, sum)| magic == b"HWSEEN\x01\0" && *sum == sum_of(id, rest));
-    assert_eq!(opened(id, bytes), is_sound.then_some(rest));
-    assert!(!is_sound || opened(other, bytes).is_none(), "it was accepted as the file of another store");
+    assert_eq!(verified(id, bytes), is_sound.then_some(rest));
+    assert!(!is_sound || verified(other, bytes).is_none(), "it was accepted as the file of another store");
 
-    let kept = closed(id, rest);
+    let kept = with_checksum(id, rest);
     assert_eq!(kept.get(..8), Some(b"HWSEEN\x01\0".as_slice()));
-    assert_eq!(opened(id, &kept), Some(rest), "a file that was written is not found again");
+    assert_eq!(verified(id, &kept), Some(rest), "a file that was written is not found again");
     assert!(
-        kept.split_last().is_some_and(|(_, cut)| opened(id, cut).is_none()),
+        kept.split_last().is_some_and(|(_, cut)| verified(id, cut).is_none()),
         "a truncated file is accepted"
     );
 }

@@ -15,7 +15,7 @@ pub struct Identity {
     pub uuid: [u8; 16],
 }
 
-/// The initiator's side of an I_T nexus, and the target port that it uses.
+/// An I_T nexus: an initiator port, and the target port that it uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Initiator {
     /// The initiator port's TransportID (SPC-4, 7.6.4) as the transport encodes it, a multiple of 4 bytes. It

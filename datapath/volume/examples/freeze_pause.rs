@@ -1,5 +1,5 @@
-//! What a freeze costs: the call itself with so many MiB of changes, the longest write of a machine that goes on
-//! beside it, and the end of the view. Compared with writes while nothing is frozen.
+//! Measures a freeze of a volume with MIB MiB of changes: the call, the longest write in half a second before it, the longest write
+//! and the mean time of a write in the call and half a second after it, and the release of the frozen view.
 //!
 //! `cargo run --release -p headwater-volume --example freeze_pause -- [MIB] [ROUNDS]`
 
@@ -45,8 +45,8 @@ fn main() {
     let changed_mib = volume.counters().cache.ram_used_bytes >> 20;
     println!("{changed_mib} MiB of changes");
     println!(
-        "{:>10} {:>14} {:>14} {:>12} {:>10}",
-        "freeze us", "longest write", "while frozen", "mean ns", "end ms"
+        "{:>10} {:>23} {:>23} {:>20} {:>10}",
+        "freeze us", "longest write before us", "longest write during us", "mean write during ns", "release ms"
     );
     for round in 0..rounds {
         let (longest, over) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -64,10 +64,10 @@ fn main() {
             let frozen_us = longest.load(Ordering::Relaxed) / 1000;
             let since = Instant::now();
             drop(view);
-            let end_ms = since.elapsed().as_secs_f64() * 1e3;
+            let release_ms = since.elapsed().as_secs_f64() * 1e3;
             over.store(true, Ordering::Relaxed);
             let freeze_us = freeze.as_secs_f64() * 1e6;
-            println!("{freeze_us:>10.1} {before_us:>11} us {frozen_us:>11} us {mean_ns:>12} {end_ms:>10.1}");
+            println!("{freeze_us:>10.1} {before_us:>23} {frozen_us:>23} {mean_ns:>20} {release_ms:>10.1}");
         });
     }
 }

@@ -309,7 +309,7 @@ impl MemoryPool {
                 rustix::mm::madvise(memory.0.as_ptr().cast(), SEGMENT_BYTES, Advice::LinuxDontNeed)
             };
             if let Err(error) = done {
-                tracing::warn!(%error, "free cache memory could not be returned to the system");
+                tracing::warn!(%error, "cannot return {SEGMENT_BYTES} bytes of unused write-cache memory to the kernel: the process keeps this RAM, and no data is affected");
             }
         }
         self.free.lock().cold.extend(warm);

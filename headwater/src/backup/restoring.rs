@@ -68,10 +68,10 @@ pub async fn restore(data_dir: &DataDir, mut from: impl Read, now_ms: u64) -> an
     if let Some(format) = contents.database_format.filter(|format| *format > sqlite::known_format()) {
         let known = sqlite::known_format();
         let message = format!(
-            "the database of the backup has format {format}, and this release reads formats up to {known}: it was made by release {}",
+            "the backup was made by release {}: its database has format {format}, and this release reads formats up to {known}",
             contents.release
         );
-        let advice = "use that release, or a later one";
+        let advice = "restore the backup with that release, or a later one";
         return Err(Problem::new(ProblemKind::Damaged, message).advise(advice).into());
     }
     let before = entries(data_dir.path())?;

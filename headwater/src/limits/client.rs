@@ -26,7 +26,7 @@ pub async fn list() -> anyhow::Result<Vec<Process>> {
 
 /// The sockets of this user's processes, and those of other users'.
 fn sockets() -> anyhow::Result<(Vec<Socket>, Vec<Socket>)> {
-    let all = places::sockets(&places::usual(), &places::of_others());
+    let all = places::sockets(&places::socket_dirs(), &places::of_others());
     let all = all.context("cannot look for exports that run")?;
     Ok(all.into_iter().partition(|socket| socket.owner == own_uid()))
 }

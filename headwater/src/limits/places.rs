@@ -21,7 +21,7 @@ const UNFINISHED: &str = ".new-";
 
 /// The directories in which this user's sockets may be, the preferred one first. There are several, because processes
 /// of one user may have been started with and without the environment of a login.
-pub fn usual() -> Vec<PathBuf> {
+pub fn socket_dirs() -> Vec<PathBuf> {
     let absolute =
         |name| std::env::var_os(name).map(PathBuf::from).filter(|path: &PathBuf| path.is_absolute());
     let chosen = std::env::var_os(VARIABLE)

@@ -24,7 +24,7 @@ const CLIENTS: usize = 8;
 /// How long to wait before the next accept() if one has failed, for instance for lack of file descriptors.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(100);
 
-/// The volumes that this process serves.
+/// The volumes that this process serves, with the settings that they share.
 pub struct Served {
     /// Name of the image or file below the volumes.
     pub source: String,
@@ -53,12 +53,12 @@ impl Drop for Listening {
 
 /// Begins to answer requests, in the caller's runtime.
 pub fn listen(served: Served) -> std::io::Result<Listening> {
-    let (listener, path) = places::listen(&places::usual())?;
+    let (listener, path) = places::listen(&places::socket_dirs())?;
     let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
     let listener = listener.inspect_err(|_| drop(std::fs::remove_file(&path)))?;
     let pid = std::process::id();
     for (name, volume) in &served.volumes {
-        // The volume's warnings about missing space then name this command.
+        // The volume's warnings about missing space then tell the user to run `headwater cache set`.
         volume.advise(served.command(pid, name));
     }
     let task = tokio::spawn(accept(listener, Arc::new(served)));
@@ -94,7 +94,7 @@ async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
     // the answer.
     let mut line = Vec::new();
     BufReader::new(from).take(REQUEST_BYTES).read_until(b'\n', &mut line).await?;
-    let answer = if may(peer, user) {
+    let answer = if is_allowed(peer, user) {
         served.answer(&line)
     } else {
         let why = format!("user {peer} may not see or change the limits of a process of user {user}");
@@ -106,7 +106,7 @@ async fn serve(mut stream: UnixStream, served: &Served) -> std::io::Result<()> {
 }
 
 /// Whether a client may ask: the user of this process may, and root, who could change the process anyway.
-fn may(peer: u32, user: u32) -> bool {
+fn is_allowed(peer: u32, user: u32) -> bool {
     peer == user || peer == 0
 }
 
@@ -233,8 +233,8 @@ mod tests {
 
     #[test]
     fn only_the_owner_and_root_may_ask() {
-        assert!(may(1000, 1000) && may(0, 1000) && may(0, 0));
-        assert!(!may(1001, 1000) && !may(1000, 0));
+        assert!(is_allowed(1000, 1000) && is_allowed(0, 1000) && is_allowed(0, 0));
+        assert!(!is_allowed(1001, 1000) && !is_allowed(1000, 0));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Measures whole guests: the boot over a slow line, the boot while a server fails, and the pause of a running guest
+//! Measures whole guests: the boot over a slow link, the boot while a server fails, and the pause of a running guest
 //! whose disk is sealed as a version.
 
 use std::path::PathBuf;

@@ -1,13 +1,13 @@
-//! Simulates a slow line: two network namespaces, a pair of virtual network cards between them with limited
+//! Simulates a slow network link: two network namespaces, a pair of virtual network cards between them with limited
 //! bandwidth, and TCP relays that add delay.
 //!
 //! ```text
-//!   near: the booting machine                far: the server
-//!   10.77.0.1 == tbf 100 Mbit/s == veth ==  10.77.0.2 -- relay, 2 ms each way -- 127.0.0.1
+//!   near: the booting machine                                   far: the server
+//!   10.77.0.1 == tbf 100 Mbit/s == veth == tbf 100 Mbit/s == 10.77.0.2 -- relay, delay each way -- 127.0.0.1
 //! ```
 //!
-//! The relay adds the delay, because some kernels lack netem. The token bucket (tbf) is only a few packets long, so
-//! that short answers are slowed down too.
+//! The relay adds the delay, because some kernels lack netem. The bucket of the traffic shaper (tbf) holds only
+//! 16 KB, about 11 packets, so that short answers are slowed down too.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -27,7 +27,7 @@ const NEAR: &str = "10.77.0.1";
 const RATE: [&str; 6] = ["rate", "100mbit", "burst", "16kb", "latency", "100ms"];
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The line. Dropping it removes the namespaces.
+/// The link. Dropping it removes the namespaces.
 pub struct Line {
     relays: Vec<Process>,
     far: Process,
@@ -37,14 +37,14 @@ pub struct Line {
 }
 
 impl Line {
-    /// Sets up the line. [`Unavailable`] if namespaces are forbidden on this host.
+    /// Sets up the link. [`Unavailable`] if namespaces are forbidden on this host.
     pub fn start() -> Result<Self> {
         let is_user = !rustix::process::geteuid().is_root();
         let mut first = Command::new("unshare");
         first.args(if is_user { &["--user", "--map-root-user"][..] } else { &[] });
         let near = hold(first).map_err(|e| {
             Unavailable(format!(
-                "a slow line needs network namespaces, which are forbidden on this host: {e:#}"
+                "a slow network link needs network namespaces, which are forbidden on this host: {e:#}"
             ))
         })?;
         // Both network namespaces belong to the same user namespace, if there is one, so that its root may enter
@@ -57,7 +57,9 @@ impl Line {
         let far = hold(second)?;
         let line = Self { relays: Vec::new(), far, near, is_user };
         line.connect().map_err(|e| {
-            Unavailable(format!("a slow line needs veth and tbf, but this kernel lacks one of them: {e:#}"))
+            Unavailable(format!(
+                "a slow network link needs the programs ip and tc, and a kernel with veth and tbf: {e:#}"
+            ))
         })?;
         Ok(line)
     }

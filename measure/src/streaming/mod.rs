@@ -1,4 +1,4 @@
-//! Benchmarks of reading images: by many readers, over a network, over a slow line, and by booting guests. Each
+//! Benchmarks of reading images: by many readers, over a network, over a slow link, and by booting guests. Each
 //! module measures one claim.
 //!
 //! | module | claim |
@@ -6,8 +6,8 @@
 //! | [`storm`] | many readers cause the store to read the image once, and cost the server no more CPU than a plain file |
 //! | [`remote`] | reading from a server over TLS is as fast as from a disk |
 //! | [`versions`] | an image with 200 versions is read as fast as an image with one |
-//! | [`replay`] | with a boot trace, a boot over a slow line takes hardly longer than transferring its data |
-//! | [`guests`] | a guest boots over a slow line; it continues to boot if one of two servers fails; it pauses only briefly while its disk is sealed as a version |
+//! | [`replay`] | with a boot trace, a boot over a slow link takes hardly longer than transferring its data |
+//! | [`guests`] | a guest boots over a slow link; it continues to boot if one of two servers fails; it pauses only briefly while its disk is sealed as a version |
 
 mod boot_log;
 mod guests;

@@ -1,4 +1,4 @@
-//! Sends a boot's recorded reads over the slow line to a peer: nbdkit over NBD, one request at a time.
+//! Sends a boot's recorded reads over the slow link to a peer: nbdkit over NBD, one request at a time.
 
 use std::io::{Read as _, Write};
 use std::path::Path;

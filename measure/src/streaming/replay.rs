@@ -1,4 +1,4 @@
-//! Replays a boot's reads over a slow line, with the trace of an earlier boot and without.
+//! Replays a boot's reads over a slow link, with the trace of an earlier boot and without.
 //!
 //! In the recorded boot, nearly every request is sent after the answer to the request before. The replay does the same,
 //! but without a pause in between. The clock runs from the start of the program that serves the disk to the last

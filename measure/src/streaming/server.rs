@@ -1,4 +1,4 @@
-//! Runs `headwater export` of an image and `headwater store serve`, on this host or at an end of the slow line.
+//! Runs `headwater export` of an image and `headwater store serve`, on this host or at an end of the slow link.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -239,8 +239,8 @@ impl<'a> Report<'a> {
         page.paragraph(
             Tone::Plain,
             "A study of write caches in RAM with overflow (2014). Desktops are models with the parameters below. The count of one disk \
-             operation for each request stands for the study's cache on disk. It is fitted to a printed column, and the times of boots and \
-             logons are chosen so that the printed 95th percentile of desktops comes out: neither is a check. What our caches make of the same \
+             operation for each request stands for the study's cache on disk. It is fitted to a published column, and the times of boots and \
+             logons are chosen so that the published 95th percentile of desktops comes out: neither is a check. What our caches make of the same \
              requests is measured.",
         );
         self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
@@ -317,11 +317,12 @@ impl<'a> Report<'a> {
 
 const NOTES: [&str; 7] = [
     "Hyper-V and vSphere of the study are two storms here: boots of all machines at nearly the same time, and boots one after the other. \
-     The study does not print its schedule; the times were chosen towards its printed percentile.",
-    "The percentile is that of the nearest rank over all intervals, from the first boot to the last logoff. The study does not print its interval.",
+     The published study does not say its schedule; the start times were chosen to match its published percentile.",
+    "Percentiles are computed by the nearest-rank method over all sampling intervals, from the first boot to the last logoff. The published \
+     study does not say its sampling interval.",
     "Operations of our caches are counted where they go to the disk: a write of the overflow is 2 MiB. Reads of the image are not counted; \
      in the study a server has them.",
-    "Session hosts of the study are heavier than the model: its count of a request as an operation gives less than the printed percentiles.",
+    "Session hosts of the study are heavier than the model: its count of a request as an operation gives less than the published percentiles.",
     "A cache in RAM has 512 MB for a desktop and 2 GB for a session host of 25 users.",
     "The model runs faster than its time. The caches' own times, such as that between looks for free space, stay as they are.",
     "Not included: that a small write costs four operations on RAID 5 (the arithmetic on the terminal shows it), and disks by busy time.",

@@ -1,4 +1,5 @@
-//! The parts of a report that all studies of the desktop model share.
+//! What the studies that run the desktop model (`crate::desktop`) share: the measurement of the raw disk, and parts of the report.
+//! A quick run (`--quick`) has small sizes, and only shows that the study runs.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -20,7 +21,7 @@ pub struct Run<'a> {
     pub interrupted: bool,
     /// The error that ended it early, if any.
     pub failure: Option<&'a str>,
-    /// The longest delay of a request, in model time.
+    /// How late the latest request was sent, in model time.
     pub late_us: u64,
     /// The interval between two samples of the counters, in model time.
     pub interval_us: u64,
@@ -42,7 +43,7 @@ impl Run<'_> {
         }
         if self.late_us > self.interval_us {
             warnings.push(format!(
-                "Unquiet machine: requests were sent up to {:.0} s of model time too late.",
+                "The host was not idle, or is too slow: requests were sent up to {:.0} s of model time too late.",
                 self.late_us as f64 / 1e6
             ));
         }
@@ -56,7 +57,7 @@ pub fn unquiet(probes_iops: &[f64]) -> Option<String> {
     let probes: Vec<String> = probes_iops.iter().copied().map(grouped).collect();
     (is_quiet(probes_iops) == Some(false)).then(|| {
         format!(
-            "Unquiet machine: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
+            "The host was not idle: the raw disk reached {} IOPS before and after the study; the values differ by more than 15 %.",
             probes.join(" and ")
         )
     })

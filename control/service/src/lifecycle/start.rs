@@ -45,7 +45,7 @@ impl StartReason {
     pub(super) fn because(self) -> &'static str {
         match self {
             Self::Resume => "it was on when the daemon ended",
-            Self::Fenced => "it was on when the lease of its host ended",
+            Self::Fenced => "it was on when its host lost contact and the host's lease expired",
             _ => "its guest restarted",
         }
     }

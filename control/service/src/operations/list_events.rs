@@ -40,10 +40,9 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::TooMany(_) => Some(
-                "request the next page with before=ID, where ID is the id of the last event of this answer"
-                    .into(),
-            ),
+            Self::TooMany(_) => Some(format!(
+                "request at most {MAX_EVENTS} (limit=), and then the next page with before=ID, where ID is the id of the last event received"
+            )),
             Self::BothWays | Self::Wait(_) => None,
         }
     }
@@ -68,7 +67,7 @@ pub(super) struct Query {
     after: Option<i64>,
     /// With `after`: if there is no event, wait for one for this number of seconds, at most 60.
     wait_s: Option<u64>,
-    /// The most events of the answer; default 100, at most 1000.
+    /// The maximum number of events in the answer; default 100, at most 1000.
     limit: Option<u32>,
 }
 

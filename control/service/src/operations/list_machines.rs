@@ -32,7 +32,7 @@ pub(super) struct Query {
     /// The order: the largest first, but names and states from a to z.
     #[serde(default)]
     sort: MachineSort,
-    /// The most machines of the answer.
+    /// The maximum number of machines in the answer.
     limit: Option<u32>,
     /// The position after which the page begins: `next` of the previous answer. The orders `ram`, `disk`, `cache` and
     /// `iops` have no pages.

@@ -25,10 +25,9 @@ impl Explain for TooMany {
     }
 
     fn advice(&self) -> Option<String> {
-        Some(
-            "request the next page with before=ID, where ID is the id of the last task of this answer"
-                .to_owned(),
-        )
+        Some(format!(
+            "request at most {MAX_TASKS} (limit=), and then the next page with before=ID, where ID is the id of the last task received"
+        ))
     }
 }
 
@@ -45,7 +44,7 @@ pub(super) struct Query {
     filter: String,
     /// Only tasks with smaller numbers: the next page.
     before: Option<i64>,
-    /// The most tasks of the answer; default 100, at most 1000.
+    /// The maximum number of tasks in the answer; default 100, at most 1000.
     limit: Option<u32>,
 }
 

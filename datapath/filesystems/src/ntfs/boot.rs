@@ -1,4 +1,4 @@
-//! The boot sector: how long sectors, clusters and records are, and where the table of files begins.
+//! The boot sector: how long sectors, clusters and records are, and where the table of files (MFT) begins.
 
 use super::fields::{u8_at, u16_at, u64_at};
 use crate::{Fault, fault};
@@ -18,7 +18,7 @@ pub(super) struct Layout {
     pub(super) clusters: u64,
     pub(super) record_bytes: u64,
     pub(super) index_bytes: u64,
-    /// The first cluster of the table of files.
+    /// The first cluster of the table of files (MFT).
     pub(super) mft_cluster: u64,
 }
 
@@ -35,7 +35,7 @@ fn record_bytes(value: u8, cluster_bytes: u64, what: &str) -> Result<u64, Fault>
     };
     bytes
         .filter(|bytes| bytes.is_power_of_two() && (512..=RECORD_BYTES_MAX).contains(bytes))
-        .ok_or_else(|| fault(format!("its boot sector has no sound size for {what}: {value:#x}")))
+        .ok_or_else(|| fault(format!("its boot sector is damaged: {value:#x} is no size of {what}")))
 }
 
 impl Layout {
@@ -45,7 +45,7 @@ impl Layout {
         let long = |at| u64_at(boot, at).ok_or_else(missing);
         let sector_bytes = u64::from(u16_at(boot, 11).ok_or_else(missing)?);
         if !sector_bytes.is_power_of_two() || !(256..=4096).contains(&sector_bytes) {
-            return Err(fault(format!("its boot sector says that sectors have {sector_bytes} bytes")));
+            return Err(fault(format!("its boot sector is damaged: {sector_bytes} is no size of sectors")));
         }
         // More than 64 KiB in a cluster is a negative power of two.
         let sectors = match byte(13)? {
@@ -55,13 +55,14 @@ impl Layout {
         let cluster_bytes = sector_bytes.saturating_mul(sectors);
         if !sectors.is_power_of_two() || !(512..=CLUSTER_BYTES_MAX).contains(&cluster_bytes) {
             let sectors = byte(13)?;
-            return Err(fault(format!("its boot sector has no sound size for clusters: {sectors:#x}")));
+            return Err(fault(format!("its boot sector is damaged: {sectors:#x} is no size of clusters")));
         }
         let clusters = long(40)?.checked_mul(sector_bytes).map_or(0, |bytes| bytes / cluster_bytes);
         let mft_cluster = long(48)?;
         if mft_cluster == 0 || mft_cluster >= clusters {
+            let last = clusters.saturating_sub(1);
             return Err(fault(format!(
-                "its table of files begins in cluster {mft_cluster} of {clusters}, says the boot sector"
+                "its boot sector is damaged: it says that the master file table (MFT) begins in cluster {mft_cluster}, which is not within 1 to {last}"
             )));
         }
         Ok(Self {

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::channel::Channel;
-use crate::flow::{Entry, Gate, InFlight, Way};
+use crate::flow::{Direction, Entry, Gate, InFlight};
 use crate::limits::MAX_TRANSFER_BYTES;
 use crate::parts::{Clear, Job, Work};
 use crate::wire::{ANSWER_HEADER_BYTES, answer_header};
@@ -144,7 +144,8 @@ impl Disk {
     ) {
         let disk = Arc::clone(self);
         let what = describe(&request);
-        let way = if matches!(request, Request::Read { .. }) { Way::Read } else { Way::Write };
+        let direction =
+            if matches!(request, Request::Read { .. }) { Direction::Read } else { Direction::Write };
         let done = move |outcome: Outcome| {
             if let Some(entry) = gated {
                 disk.gate.leave(entry);
@@ -154,7 +155,7 @@ impl Disk {
                 Err(error) => asker.fail(disk.failed(&what, &error)),
             }
             // After the answer, because the buffer is in use until then.
-            disk.in_flight.remove(way, bytes);
+            disk.in_flight.remove(direction, bytes);
         };
         self.device.submit(request, Completion::new(done));
     }
@@ -188,7 +189,7 @@ impl Disk {
             }
         }
         let part = Answer::Part(first..first.saturating_add(wanted));
-        self.in_flight.add(Way::Read, bytes);
+        self.in_flight.add(Direction::Read, bytes);
         let request = Request::Read { range: whole, buffer: vec![0; bytes] };
         self.submit(asker, request, part, bytes, None);
     }
@@ -221,7 +222,7 @@ impl Disk {
             Ok(Attempt::MustWait) => {
                 // Must not wait for the limit while in the gate: the thread that wants exclusive access has
                 // its bytes counted already, and waits for this entry to leave.
-                if !self.in_flight.try_add(Way::Write, written) {
+                if !self.in_flight.try_add(Direction::Write, written) {
                     self.gate.leave(Entry::Write);
                     return self.take_turn(asker, Work::Write { range, data: from.to_vec(), fua });
                 }
@@ -272,14 +273,14 @@ impl Disk {
 
     fn take_turn(&self, asker: Asker, work: Work) {
         if let Work::Write { data, .. } = &work {
-            self.in_flight.add(Way::Write, data.len());
+            self.in_flight.add(Direction::Write, data.len());
         }
         let unsent = match &*self.parts.lock() {
             Some(parts) => parts.send(Job { asker, work }).err().map(|mpsc::SendError(job)| job),
             None => Some(Job { asker, work }),
         };
         if let Some(Job { asker, work }) = unsent {
-            self.in_flight.remove(Way::Write, work.bytes());
+            self.in_flight.remove(Direction::Write, work.bytes());
             asker.fail(Errno::SHUTDOWN);
         }
     }

@@ -5,9 +5,11 @@ use headwater_block::ByteRange;
 use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// Counts the bytes of requests that the device has, or that wait for the partial-block thread.
+/// Counts the bytes of requests that the device has, or that wait for the partial-block thread (`super::parts`), which
+/// executes changes of parts of blocks.
 ///
-/// Writes may wait long for space in the device. Reads continue meanwhile, with another quarter of the limit.
+/// Writes may wait long for space in the device. Reads continue meanwhile: beyond the limit, a further quarter of it is
+/// admitted for reads, or a single read of any size.
 pub(crate) struct InFlight {
     limit_bytes: usize,
     bytes: Mutex<Bytes>,
@@ -24,19 +26,21 @@ struct Bytes {
 
 /// The direction of a request's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Read,
     Write,
 }
 
 impl Bytes {
-    fn admits(self, way: Way, limit: usize) -> bool {
-        self.all < limit || (way == Way::Read && (self.of_reads == 0 || self.of_reads < limit / 4))
+    /// Whether a request may be added: below the limit, or a read while reads have less than a quarter of the limit.
+    fn admits(self, direction: Direction, limit: usize) -> bool {
+        self.all < limit
+            || (direction == Direction::Read && (self.of_reads == 0 || self.of_reads < limit / 4))
     }
 
-    fn add(&mut self, way: Way, bytes: usize) {
+    fn add(&mut self, direction: Direction, bytes: usize) {
         self.all = self.all.saturating_add(bytes);
-        if way == Way::Read {
+        if direction == Direction::Read {
             self.of_reads = self.of_reads.saturating_add(bytes);
         }
     }
@@ -54,33 +58,33 @@ impl InFlight {
         self.freed.notify_all();
     }
 
-    /// Waits until fewer bytes than the limit are in flight, and adds `bytes`.
-    pub(crate) fn add(&self, way: Way, bytes: usize) {
+    /// Waits until [`Bytes::admits`] allows it, and adds `bytes`.
+    pub(crate) fn add(&self, direction: Direction, bytes: usize) {
         let mut now = self.bytes.lock();
-        while !now.admits(way, self.limit_bytes) && !self.is_over.load(Ordering::SeqCst) {
+        while !now.admits(direction, self.limit_bytes) && !self.is_over.load(Ordering::SeqCst) {
             self.freed.wait(&mut now);
         }
-        now.add(way, bytes);
+        now.add(direction, bytes);
     }
 
-    /// Adds `bytes` if fewer bytes than the limit are in flight.
-    pub(crate) fn try_add(&self, way: Way, bytes: usize) -> bool {
+    /// Adds `bytes` if [`Bytes::admits`] allows it.
+    pub(crate) fn try_add(&self, direction: Direction, bytes: usize) -> bool {
         let mut now = self.bytes.lock();
-        let has_room = now.admits(way, self.limit_bytes);
+        let has_room = now.admits(direction, self.limit_bytes);
         if has_room {
-            now.add(way, bytes);
+            now.add(direction, bytes);
         }
         has_room
     }
 
     /// Subtracts `bytes`.
-    pub(crate) fn remove(&self, way: Way, bytes: usize) {
+    pub(crate) fn remove(&self, direction: Direction, bytes: usize) {
         let mut now = self.bytes.lock();
         now.all = now.all.saturating_sub(bytes);
-        if way == Way::Read {
+        if direction == Direction::Read {
             now.of_reads = now.of_reads.saturating_sub(bytes);
         }
-        if now.admits(Way::Read, self.limit_bytes) {
+        if now.admits(Direction::Read, self.limit_bytes) {
             self.freed.notify_all();
         }
     }
@@ -94,8 +98,8 @@ impl InFlight {
 /// answered; A writes block 7 back with the contents from before B.
 ///
 /// Discards are also admitted while the partial-block thread waits for writes in flight to end, and while it
-/// has exclusive access to other blocks: they may free the space that these writes need. They do not delay
-/// exclusive access once the writes have ended.
+/// has exclusive access to other blocks: they may free the space that these writes need. Once the writes have ended,
+/// no further discard is admitted, and exclusive access begins when the discards in flight have ended.
 pub(crate) struct Gate {
     /// The number of writes and discards of whole blocks in flight, and the flags [`CLOSED`] and [`ALONE`].
     state: AtomicU64,
@@ -140,7 +144,7 @@ impl Gate {
     }
 
     /// Begins a change of whole blocks, which [`Gate::leave`] ends, on any thread. `false`: the partial-block
-    /// thread has exclusive access to these blocks, or waits for it.
+    /// thread has exclusive access to these blocks, or waits for it. The caller then gives the change to that thread.
     pub(crate) fn try_enter(&self, entry: Entry, range: ByteRange) -> bool {
         let state = self.state.fetch_add(entry.count(), Ordering::SeqCst);
         let may_enter = match entry {
@@ -274,14 +278,14 @@ mod tests {
     #[test]
     fn a_full_limit_holds_the_next_one_back() {
         let flow = Arc::new(InFlight::new(10));
-        flow.add(Way::Write, 10);
+        flow.add(Direction::Write, 10);
         let waiter = std::thread::spawn({
             let flow = Arc::clone(&flow);
-            move || flow.add(Way::Write, 5)
+            move || flow.add(Direction::Write, 5)
         });
         std::thread::sleep(std::time::Duration::from_millis(20));
         assert!(!waiter.is_finished());
-        flow.remove(Way::Write, 10);
+        flow.remove(Direction::Write, 10);
         waiter.join().unwrap();
         assert_eq!(flow.bytes.lock().all, 5);
     }
@@ -289,16 +293,16 @@ mod tests {
     #[test]
     fn reads_have_a_quarter_besides_that_writes_cannot_fill() {
         let flow = InFlight::new(8);
-        flow.add(Way::Write, 8);
-        assert!(!flow.try_add(Way::Write, 1));
-        flow.add(Way::Read, 1);
-        flow.add(Way::Read, 1);
-        assert!(!flow.try_add(Way::Read, 1));
-        flow.remove(Way::Read, 2);
-        flow.add(Way::Read, 100);
-        flow.remove(Way::Write, 8);
-        assert!(!flow.try_add(Way::Read, 1), "100 bytes are in flight");
-        flow.remove(Way::Read, 100);
+        flow.add(Direction::Write, 8);
+        assert!(!flow.try_add(Direction::Write, 1));
+        flow.add(Direction::Read, 1);
+        flow.add(Direction::Read, 1);
+        assert!(!flow.try_add(Direction::Read, 1));
+        flow.remove(Direction::Read, 2);
+        flow.add(Direction::Read, 100);
+        flow.remove(Direction::Write, 8);
+        assert!(!flow.try_add(Direction::Read, 1), "100 bytes are in flight");
+        flow.remove(Direction::Read, 100);
         assert_eq!(*flow.bytes.lock(), Bytes::default());
     }
 }

@@ -9,7 +9,7 @@ use headwater_block::{Attempt, ByteRange, IoError, IoErrorKind, Op, Request, blo
 use rustix::io::Errno;
 
 use crate::data::{Answer, Asker, Disk};
-use crate::flow::{Entry, Way};
+use crate::flow::{Direction, Entry};
 
 /// How a range is cleared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +99,7 @@ pub(crate) fn run(disk: &Arc<Disk>, jobs: &mpsc::Receiver<Job>) {
             Some(Ok(answer)) => asker.succeed(&answer, &[]),
             Some(Err(error)) => asker.fail(disk.failed(&format_args!("a change of {range}"), &error)),
         }
-        disk.in_flight.remove(Way::Write, bytes);
+        disk.in_flight.remove(Direction::Write, bytes);
     }
 }
 

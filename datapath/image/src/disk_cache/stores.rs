@@ -7,8 +7,8 @@
 //!                               the file `store`, or the list of versions of an image, as `docs/format.md` says
 //! ```
 //! `HASH` is the hash of the store's name and the path in it. These files are not named by their contents, so
-//! the checksum at the start detects a file that was changed, cut off or replaced by another one. The time of
-//! a file is when it was last looked up.
+//! the checksum at the start detects a file that was changed, cut off or replaced by another one. The mtime
+//! of a file is the time at which the store last confirmed its content; reading the file does not change it.
 
 use std::time::SystemTime;
 
@@ -18,7 +18,7 @@ use crate::disk_cache::DiskCache;
 use crate::disk_cache::sidecars::SidecarDirectory;
 
 const DIR: &str = "stores";
-/// They use at most the cache's size divided by this, in addition to the chunks.
+/// These files together use at most the cache's size divided by this, in addition to the chunks.
 const SHARE: u64 = 64;
 const MAGIC: &[u8; 8] = b"HWSEEN\x01\0";
 /// The path of a store's settings.
@@ -67,7 +67,7 @@ impl DiskCache {
         let id = id_of(store, path);
         let kept = bytes.map_err(std::io::Error::other).and_then(|bytes| match self.kept_path(store, path) {
             Some((kept, _)) if kept == bytes => self.stores().touch(id).map(drop),
-            _ => self.stores().keep(id, &closed(id, &bytes)),
+            _ => self.stores().keep(id, &with_checksum(id, &bytes)),
         });
         if let Err(e) = kept {
             tracing::warn!(path, dir = %self.dir.display(), error = %e,
@@ -78,17 +78,17 @@ impl DiskCache {
     fn kept_path(&self, store: &str, path: &str) -> Option<(Vec<u8>, SystemTime)> {
         let id = id_of(store, path);
         let (bytes, at) = self.stores().read(id, self.capacity_bytes / SHARE)?;
-        Some((opened(id, &bytes)?.to_vec(), at))
+        Some((verified(id, &bytes)?.to_vec(), at))
     }
 }
 
 /// Encodes the content of the file with the name `id`.
-pub(crate) fn closed(id: Hash, bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn with_checksum(id: Hash, bytes: &[u8]) -> Vec<u8> {
     [MAGIC, sum_of(id, bytes).as_slice(), bytes].concat()
 }
 
 /// The payload of the file with the name `id`, if it is undamaged.
-pub(crate) fn opened(id: Hash, bytes: &[u8]) -> Option<&[u8]> {
+pub(crate) fn verified(id: Hash, bytes: &[u8]) -> Option<&[u8]> {
     let (sum, bytes) = bytes.strip_prefix(MAGIC)?.split_first_chunk::<32>()?;
     (*sum == sum_of(id, bytes)).then_some(bytes)
 }

@@ -104,7 +104,7 @@ impl<'a> ByHash<'a> {
             }
             if self.round.is_given_up(&self.store.shown()) {
                 return Err(format!(
-                    "its lists of chunks could not be read for {FAILURES_MAX} versions; they are read again in the next round"
+                    "its manifests could not be read for {FAILURES_MAX} versions; they are read again in the next round"
                 ));
             }
             let built = ChunkIndex::build_for(self.store, version, &mut |bytes| {
@@ -112,7 +112,7 @@ impl<'a> ByHash<'a> {
                 cancel.check("the repair")
             });
             self.round.has_told(&self.store.shown(), built.is_ok());
-            built.map(Some).map_err(|e| format!("its lists of chunks cannot be read: {e}"))
+            built.map(Some).map_err(|e| format!("its manifests cannot be read: {e}"))
         });
         index.as_ref().map(Option::as_ref).map_err(String::clone)
     }

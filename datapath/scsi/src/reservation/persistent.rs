@@ -1,13 +1,13 @@
-//! The state machine of persistent reservations.
+//! The state machine of persistent reservations. They end with the process, because APTPL is refused.
 //!
 //! | action | allowed for | registrations | reservation | unit attention for others |
 //! |---|---|---|---|---|
-//! | REGISTER | key as registered, or 0 | added, changed, removed | ends with its holder's registration | released, if registrants only |
+//! | REGISTER | the registered key; 0 if not registered | added, changed, removed | ends with its holder's registration | RESERVATIONS RELEASED, for types 5 to 8 |
 //! | REGISTER AND IGNORE | all | the same | the same | the same |
 //! | RESERVE | registrants | - | made, if there is none | - |
-//! | RELEASE | registrants | - | ends, if it is the initiator's own | released, unless exclusive to one |
-//! | CLEAR | registrants | all removed | ends | preempted |
-//! | PREEMPT (AND ABORT) | registrants | those with the key removed | taken over, if its holder had the key | registrations preempted; released, if the type changed |
+//! | RELEASE | registrants | - | ends, if it is the initiator's own | RESERVATIONS RELEASED, for types 5 to 8 |
+//! | CLEAR | registrants | all removed | ends | RESERVATIONS PREEMPTED |
+//! | PREEMPT (AND ABORT) | registrants | those with the key removed; for key 0 and types 7 and 8, all others removed | taken over, if its holder had the key, or for key 0 and types 7 and 8 | REGISTRATIONS PREEMPTED; RESERVATIONS RELEASED, if the type changed |
 
 use std::sync::Arc;
 
@@ -22,6 +22,14 @@ const REGISTRATIONS: usize = 256;
 
 /// Length of the parameter list without TransportIDs.
 const LIST_BYTES: usize = 24;
+
+// The service actions of PERSISTENT RESERVE OUT. The remaining one is PREEMPT AND ABORT (5).
+const REGISTER: u8 = 0;
+const RESERVE: u8 = 1;
+const RELEASE: u8 = 2;
+const CLEAR: u8 = 3;
+const PREEMPT: u8 = 4;
+const REGISTER_AND_IGNORE: u8 = 6;
 
 /// Type of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +177,7 @@ impl Persistent {
         request: &ReserveOut,
         list: &[u8],
     ) -> Result<Effects, Refusal> {
-        if request.action > 6 {
+        if request.action > REGISTER_AND_IGNORE {
             return Err(Fault::field(1).into());
         }
         if request.list_bytes != 24 || list.len() < LIST_BYTES {
@@ -177,7 +185,9 @@ impl Persistent {
         }
         let (key, new_key) = (u64_at(list, 0), u64_at(list, 8));
         // SPEC_I_PT, ALL_TG_PT and APTPL, which REPORT CAPABILITIES says are not supported.
-        if matches!(request.action, 0 | 6) && [0, 2, 3].iter().any(|bit| bit_at(list, 20, *bit)) {
+        if matches!(request.action, REGISTER | REGISTER_AND_IGNORE)
+            && [0, 2, 3].iter().any(|bit| bit_at(list, 20, *bit))
+        {
             return Err(Fault::parameter(20).into());
         }
         let kind = || {
@@ -187,15 +197,15 @@ impl Persistent {
             Kind::new(request.kind).ok_or(Fault::field(2))
         };
         match request.action {
-            0 if self.key_of(me).unwrap_or(0) != key => Err(Refusal::Conflict),
-            0 | 6 => self.register(me, new_key),
+            REGISTER if self.key_of(me).unwrap_or(0) != key => Err(Refusal::Conflict),
+            REGISTER | REGISTER_AND_IGNORE => self.register(me, new_key),
             _ if self.key_of(me) != Some(key) => Err(Refusal::Conflict),
-            1 => self.reserve(me, kind()?),
-            2 => self.release(me, request),
-            3 => Ok(self.clear(me)),
+            RESERVE => self.reserve(me, kind()?),
+            RELEASE => self.release(me, request),
+            CLEAR => Ok(self.clear(me)),
             _ => {
                 let mut effects = self.preempt(me, new_key, kind()?)?;
-                if request.action == 4 {
+                if request.action == PREEMPT {
                     effects.aborts.clear();
                 }
                 Ok(effects)

@@ -14,7 +14,7 @@ use crate::s3::bucket::Bucket;
 use crate::waiting::ReadFor;
 
 /// The most parts of one bucket in progress for reads whose caller need not block ([`Part::is_over`]). It is the number of
-/// fetching threads, so that a slow line is not shared by more parts than can arrive before their requests
+/// fetching threads, so that a slow link is not shared by more parts than can arrive before their requests
 /// time out.
 const UNDER_WAY_MAX: usize = 8;
 /// At most this many of them may be parts that no client waits for yet.

@@ -1,10 +1,11 @@
-//! The state of the cache at one instant, kept while the machine continues.
+//! A snapshot of the write cache: its state at one instant, from which a version is made while the machine continues.
+//! At most one exists. It contains no data of the image: a block that was never written reads as [`Found::Absent`].
 //!
 //! Freezing changes one number ([`crate::map`] says why that is enough), so it takes as long with 4 GB of
-//! changes as with none. Afterwards the first change in each leaf copies that leaf's locations, 2 KiB. A
-//! write to a block that the frozen state needs takes a new slot; the old slot is still packed, spilled and
-//! cleaned. So a frozen state costs the blocks that are overwritten meanwhile, and they count as the cache's
-//! own.
+//! changes as with none. Afterwards the first change in each leaf (the locations of [`SLOTS`] blocks) copies
+//! these locations, 2 KiB. A write to a block of the snapshot takes a new slot. The old slot is kept until the
+//! snapshot is dropped, and counts towards the cache's limits; it may be packed, spilled or cleaned like all
+//! others.
 
 use std::sync::Arc;
 

@@ -72,11 +72,12 @@ fn free(there: &Path) -> Check {
     };
     let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let text = format!("{} free in {}", size::format(free_bytes), there.display());
-    let advice = "free space, or choose another directory ('data-dir' in the configuration, or --data-dir)";
+    let advice =
+        "free space, choose another directory ('data-dir' in the configuration, or --data-dir), or create machines with a smaller --disk";
     if free_bytes < LEAST_FREE_BYTES {
         Check::fail(CHECK, text, advice)
     } else if free_bytes < ONE_MACHINE_BYTES {
-        Check::warn(CHECK, format!("{text}: a machine with the usual --disk 10G does not start"), advice)
+        Check::warn(CHECK, format!("{text}: a machine with the default --disk 10G cannot start"), advice)
     } else {
         Check::ok(CHECK, text)
     }

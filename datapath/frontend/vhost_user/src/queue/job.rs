@@ -1,5 +1,5 @@
-//! A request that could not be finished at once: the work that is left, and its conversion to a request of
-//! the device.
+//! A request that could not be finished at once: the work that is left, and its conversion to a request to
+//! the volume.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ pub(crate) enum Work {
     Flush,
 }
 
-/// A request on its way through the device.
+/// A request on its way through the volume.
 pub(crate) struct Job {
     /// The head of the chain to return.
     pub(crate) head: u16,
     /// Guest address of the status byte.
     pub(crate) status: u64,
-    /// How many bytes the device will have written into the chain on success, including the status.
+    /// How many bytes this back-end will have written into the chain on success, including the status.
     pub(crate) written: u32,
     /// The memory in which the request's addresses are valid, even if the machine's memory changes meanwhile.
     pub(crate) memory: Arc<GuestMemory>,
@@ -51,8 +51,9 @@ impl Job {
         matches!(self.work, Work::Transfer { direction: Direction::Write { .. }, .. })
     }
 
-    /// Whether the request needs space on the device, and so waits if there is none.
-    pub(crate) fn needs_room(&self) -> bool {
+    /// Whether the volume may refuse the request for lack of space, so that it is tried again until there is space. (A discard is
+    /// never refused for that reason.)
+    pub(crate) fn may_lack_space(&self) -> bool {
         match &self.work {
             Work::Transfer { direction, .. } => *direction != Direction::Read,
             Work::Ranges { .. } => true,
@@ -60,7 +61,7 @@ impl Job {
         }
     }
 
-    /// The request for the device, with a buffer from `buffer_of` if it carries data.
+    /// The request to the volume, with a buffer from `buffer_of` if it carries data.
     pub(crate) fn request(&self, buffer_of: impl FnOnce(usize) -> Vec<u8>) -> Result<Request, IoError> {
         match &self.work {
             Work::Transfer { direction, at, buffers } => {
@@ -79,7 +80,7 @@ impl Job {
             Work::Ranges { pieces, discard, fua } => {
                 let piece = pieces
                     .front()
-                    .ok_or_else(|| IoError::new(IoErrorKind::Device, "a discard without ranges"))?;
+                    .ok_or_else(|| IoError::new(IoErrorKind::Device, "a request without ranges"))?;
                 Ok(match discard {
                     true => Request::Discard { range: piece.range },
                     false => {

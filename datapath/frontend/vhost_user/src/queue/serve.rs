@@ -242,7 +242,7 @@ impl QueueThread {
         match answered {
             Ok(true) => self.finish(job.head, job.status, Status::Ok, job.written, &job.memory),
             Ok(false) => self.go_on_with(job),
-            Err(error) if error.kind() == IoErrorKind::NoSpace && job.needs_room() => self.starve(job),
+            Err(error) if error.kind() == IoErrorKind::NoSpace && job.may_lack_space() => self.starve(job),
             Err(error) if error.kind() == IoErrorKind::Closed && !job.is_read() => self.leave(job),
             Err(error) => self.fail(&job, &error),
         }
