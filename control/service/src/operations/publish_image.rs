@@ -28,7 +28,7 @@ enum Error {
     NotPublished { version: String, connection: String },
     #[error("cannot unpublish '{0}': it does not name a version by its number")]
     NoNumber(String),
-    #[error("cannot unpublish {version} from '{connection}': task {task} publishes or removes it")]
+    #[error("cannot unpublish {version} from '{connection}': task {task} is already publishing or removing it")]
     Busy { version: String, connection: String, task: i64 },
     #[error(transparent)]
     Db(#[from] DbError),

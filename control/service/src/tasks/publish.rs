@@ -51,7 +51,7 @@ enum Error {
     OtherReplicas { version: String, connection: String, wanted: u32, there: u32 },
     #[error("cannot publish {0}: the numbers of versions in the cloud are smaller")]
     Number(String),
-    #[error("cannot publish {version} to '{connection}': task {task} publishes or removes it")]
+    #[error("cannot publish {version} to '{connection}': task {task} is already publishing or removing it")]
     Busy { version: String, connection: String, task: i64 },
     #[error("cannot publish {version} to '{connection}': another version of this number is there ({hash})")]
     Other { version: String, connection: String, hash: String },
@@ -90,7 +90,7 @@ impl Explain for Error {
                 "leave out --replicas; or change the number: 'headwater image unpublish {version} --connection {connection}', \
                  and publish it again"
             )),
-            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Busy { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task; then publish again")),
             Self::Other { version, connection, .. } => Some(format!(
                 "'headwater image unpublish {version} --connection {connection}' removes it; or publish a newer version"
             )),
