@@ -1,5 +1,6 @@
-//! Measures a freeze of a volume with MIB MiB of changes: the call, the longest write in half a second before it, the longest write
-//! and the mean time of a write in the call and half a second after it, and the release of the frozen view.
+//! Measures a freeze of a volume with MIB MiB of changes: the call, and the release of the frozen view. The longest write in half a
+//! second before the call is compared with the longest write from the call to half a second after it. The mean time of a write is
+//! that of the half second after the call.
 //!
 //! `cargo run --release -p headwater-volume --example freeze_pause -- [MIB] [ROUNDS]`
 
