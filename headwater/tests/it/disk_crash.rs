@@ -300,7 +300,7 @@ fn a_disk_that_is_taken_over_at_the_third_crash_is_given_up_alone() {
         signal(before, "ABRT");
         wait_until("there is another disk process", || daemon.disk_process() != before);
     }
-    daemon.wait_for_log(&["the next disk waits"]);
+    daemon.wait_for_log(&["before the next disk is taken over"]);
     signal(daemon.disk_process(), "ABRT");
     daemon.wait_for_log(&["a disk is given up, and its machine with it"]);
     let state = |machine: &str| daemon.machine(machine)["state"].as_str().unwrap().to_owned();

@@ -51,13 +51,20 @@ impl Shared {
         }
         let Ok(volumes) = self.volumes() else { return };
         if keeper::is_careful() {
-            for (uuid, left) in left {
+            let mut left = left.into_iter().peekable();
+            while let Some((uuid, disk)) = left.next() {
                 // If the keeper has ended, nobody asks which disk it was.
                 let _ = self.keeper.takes_over(Some(uuid));
-                if !self.take_over(&volumes, uuid, left) {
+                if !self.take_over(&volumes, uuid, disk) {
                     go_back(&volumes);
                 }
-                tracing::warn!(%uuid, "the next disk waits, because disk processes have crashed again and again");
+                if left.peek().is_some() {
+                    let pause_s = CAREFUL_PAUSE.as_secs_f64();
+                    tracing::warn!(
+                        %uuid,
+                        "waiting {pause_s} s before the next disk is taken over, because disk processes have crashed repeatedly: a crash in this time points to the disk that was just taken over"
+                    );
+                }
                 std::thread::sleep(CAREFUL_PAUSE);
                 let _ = self.keeper.takes_over(None);
             }
