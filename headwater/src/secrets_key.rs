@@ -1,4 +1,5 @@
-//! The key of the secrets in a database: a file that is not in the database, and so not in a copy of the database.
+//! The key of the secrets in a database. It is in a file outside of the database, so a copy of the database alone does not contain
+//! it. (`headwater backup` copies both.)
 //!
 //! | the database | the file | result |
 //! |---|---|---|
@@ -30,10 +31,10 @@ pub const NEWER_FILE_NAME: &str = "secrets.key.new";
 /// The name of the key among the credentials that the service manager passes.
 const CREDENTIAL: &str = "secrets-key";
 
-/// More than a file with a key has.
+/// More bytes than a key file has.
 const FILE_MAX_BYTES: u64 = 256;
 
-/// What others of the same host must not be able to do with the file: read or write it as anybody, or write it as members of its group.
+/// The permissions that the file must not have: any access by other users, and writing by its group.
 const TOO_OPEN: u32 = 0o027;
 
 /// The bytes of a key.
@@ -76,7 +77,7 @@ impl SecretsKeyFile {
         self.path.exists()
     }
 
-    /// Gives a database its key, and makes one if the database never had one.
+    /// Gives a database its key, and makes a key if there is no file and the database never had a key.
     pub async fn unlock(&self, database: &dyn Secrets) -> anyhow::Result<()> {
         let bytes = match self.read()? {
             Some(bytes) => bytes,

@@ -1,5 +1,6 @@
 //! Hours of a week by the clock of a time zone, such as `mon-fri 07:00-19:00 Europe/Berlin`: when machines of a
-//! catalog are kept ready. Parses and prints them; which hours it is now is for `control/service` to say.
+//! catalog are kept ready, or the window of a rolling update. Parses and prints them; `control/service` decides whether an instant is
+//! within them.
 //!
 //! ```text
 //!   mon-fri            from 07:00 until 19:00 of each of these days

@@ -1,4 +1,6 @@
-//! Converts hours of a week to instants, with the time zone rules of the host, or else with those in the program.
+//! Says whether an instant is within weekly hours such as `mon-fri 07:00-19:00 Europe/Berlin`, and when such hours begin next. A
+//! rolling update waits for its window with it, and a catalog keeps machines ready with it. `headwater_api::hours` parses the
+//! hours. The time zone rules are those of the host; if it has none, those that are compiled in.
 
 use std::path::Path;
 
@@ -16,7 +18,7 @@ fn zone_of_host() -> Result<String, Problem> {
     }
 }
 
-/// The name of a time zone. A zone that is defined by rules only has none.
+/// The IANA name of a time zone. A zone that is given only by its rules has no name, which is an error.
 fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
     let name = zone.and_then(TimeZone::iana_name).filter(|name| *name != "Etc/Unknown");
     name.map(str::to_owned).ok_or_else(|| {
@@ -26,7 +28,7 @@ fn name_of(zone: Option<&TimeZone>) -> Result<String, Problem> {
 }
 
 /// The hours with a time zone that is known: that of the host unless they name one.
-pub(crate) fn settled(hours: Hours) -> Result<Hours, Problem> {
+pub(crate) fn with_zone(hours: Hours) -> Result<Hours, Problem> {
     let zone = hours.zone().map_or_else(zone_of_host, |zone| Ok(zone.to_owned()))?;
     let hours = hours.in_zone(zone);
     zone_of(&hours).map(|_| hours)
@@ -43,7 +45,7 @@ fn zone_of(hours: &Hours) -> Result<TimeZone, Problem> {
 }
 
 /// Whether an instant is within these hours.
-pub(crate) fn contain(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
+pub(crate) fn is_within(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
     let now = instant(now_ms)?.to_zoned(zone_of(hours)?);
     let minute = u16::try_from(i32::from(now.hour()) * 60 + i32::from(now.minute())).unwrap_or(0);
     let day = usize::try_from(now.weekday().to_monday_zero_offset()).unwrap_or(0);
@@ -51,7 +53,7 @@ pub(crate) fn contain(hours: &Hours, now_ms: u64) -> Result<bool, Problem> {
 }
 
 /// When these hours begin next, after an instant that is not within them.
-pub(crate) fn next(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
+pub(crate) fn next_begin(hours: &Hours, now_ms: u64) -> Result<Option<u64>, Problem> {
     let zone = zone_of(hours)?;
     let now = instant(now_ms)?;
     let today = now.to_zoned(zone.clone()).date();
@@ -128,17 +130,17 @@ mod tests {
                 "daily 00:00-24:00",
                 "wed 12:00-11:59",
             ] {
-                let hours = settled(Hours::parse(&format!("{text} {zone}")).unwrap()).unwrap();
+                let hours = with_zone(Hours::parse(&format!("{text} {zone}")).unwrap()).unwrap();
                 for (at_s, (day, minute)) in instants.iter().zip(&local) {
-                    let is_in = contain(&hours, at_s * 1000).unwrap();
+                    let is_in = is_within(&hours, at_s * 1000).unwrap();
                     assert_eq!(is_in, hours.contain(*day, *minute), "{hours} at {at_s}");
                     if is_in {
                         continue;
                     }
                     // The next hours are later, within a week and a day, and nothing before them is in the hours.
-                    let next = next(&hours, at_s * 1000).unwrap().unwrap() / 1000;
+                    let next = next_begin(&hours, at_s * 1000).unwrap().unwrap() / 1000;
                     assert!(next > *at_s && next - at_s <= 8 * 86_400, "{hours} at {at_s}: {next}");
-                    assert!(!contain(&hours, (next - 1) * 1000).unwrap(), "{hours} at {at_s}: {next}");
+                    assert!(!is_within(&hours, (next - 1) * 1000).unwrap(), "{hours} at {at_s}: {next}");
                 }
             }
         }
@@ -146,9 +148,9 @@ mod tests {
 
     #[test]
     fn an_unknown_zone_is_refused_and_that_of_the_host_is_named() {
-        let error = settled(Hours::parse("mon 01:00-02:00 Europe/Atlantis").unwrap()).unwrap_err();
+        let error = with_zone(Hours::parse("mon 01:00-02:00 Europe/Atlantis").unwrap()).unwrap_err();
         assert!(error.message.contains("'Europe/Atlantis'"), "{error}");
-        let settled = settled(Hours::parse("mon 01:00-02:00").unwrap()).unwrap();
+        let settled = with_zone(Hours::parse("mon 01:00-02:00").unwrap()).unwrap();
         assert!(settled.zone().is_some());
         let error = name_of(Some(&TimeZone::fixed(jiff::tz::offset(1)))).unwrap_err();
         assert!(error.advice.is_some_and(|it| it.contains("--zone")));

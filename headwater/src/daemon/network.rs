@@ -1,4 +1,5 @@
-//! The daemon's TCP ports: plain HTTP on the loopback interface, and TLS everywhere else.
+//! The daemon's TCP ports: plain HTTP on the loopback interface, and TLS everywhere else. The port of the API accepts client
+//! certificates; which permissions they give is decided by the tokens.
 //!
 //! The certificate is that of `--tls-cert`, or one that the daemon makes once for itself, in `DIR/tls`. Clients
 //! recognise the latter by its fingerprint, as SSH clients recognise a host by its key.
@@ -39,7 +40,7 @@ pub struct Ports {
     pub api: Option<Port>,
     /// The port of the console.
     pub console: Option<Port>,
-    /// The URLs of both ports.
+    /// The URLs of both ports, and the fingerprint of the daemon's own certificate if that is used.
     pub reachable: Reachable,
 }
 
@@ -80,7 +81,7 @@ impl Ports {
     }
 }
 
-/// Accepts every certificate whose key the client has. Which certificates give permissions is a question of the tokens.
+/// Accepts every certificate whose key the client has. A client certificate alone gives no permission: a token decides that.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

@@ -7,7 +7,7 @@ use headwater_api::{Problem, ProblemKind};
 use headwater_db::Database;
 use headwater_db::sqlite::SqliteDatabase;
 use headwater_service::fleet::OwnHost;
-use headwater_service::fleet::controller::JoinText;
+use headwater_service::fleet::controller::ParsedJoinToken;
 use headwater_service::fleet::protocol::{
     FromNode, Join, PROTOCOL, ToNode, read_line, wait_until_ready, write_line,
 };
@@ -26,7 +26,7 @@ use crate::fleet::{ALPN, provider};
 
 /// Joins the fleet whose controller answers at one of the URLs. No daemon may run; the next one runs as a node.
 pub async fn join(data_dir: &DataDir, urls: &[String], token: &str, own: OwnHost) -> anyhow::Result<Fleet> {
-    let token = JoinText::parse(token)?;
+    let token = ParsedJoinToken::parse(token)?;
     let addresses = urls.iter().map(|url| address(url)).collect::<anyhow::Result<Vec<_>>>()?;
     if let Some(joined) = membership::load(data_dir)? {
         let (controller, name) = (joined.fleet.controllers(), joined.fleet.name);

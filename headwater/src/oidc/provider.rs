@@ -216,8 +216,9 @@ impl Provider {
     }
 
     fn with_role(&self, claims: &Value) -> Result<Person, Problem> {
-        let name = name_of(claims)
-            .ok_or_else(|| refused("the ID token's claim 'sub' is not 1 to 255 plain ASCII characters"))?;
+        let name = name_of(claims).ok_or_else(|| {
+            bad_claim("sub", "the ID token's claim 'sub' is not 1 to 255 plain ASCII characters")
+        })?;
         let groups = groups(claims.get(&self.claim));
         if let Some((role, scopes)) = role_of(&self.rules, &groups) {
             return Ok(Person { name, role, scopes });
@@ -233,13 +234,23 @@ impl Provider {
     /// Why an ID token with a known key is refused.
     fn explain(&self, error: &jsonwebtoken::errors::Error) -> Problem {
         let Self { issuer, client_id, .. } = self;
-        refused(match error.kind() {
-            ErrorKind::InvalidAudience => format!("the ID token is for another client than {client_id}"),
-            ErrorKind::InvalidIssuer => format!("the ID token is of another issuer than {issuer}"),
-            ErrorKind::InvalidSignature => format!("the signature of the ID token is not valid for {issuer}"),
-            ErrorKind::MissingRequiredClaim(claim) => format!("the ID token has no valid claim '{claim}'"),
-            _ => format!("the ID token is not valid: {error}"),
-        })
+        match error.kind() {
+            ErrorKind::InvalidAudience => {
+                refused(format!("the ID token is for another client than {client_id}"))
+                    .advise("ask the administrator of the daemon to check --oidc-client-id")
+            }
+            ErrorKind::InvalidIssuer => {
+                refused(format!("the ID token is of another issuer than {issuer}"))
+                    .advise("ask the administrator of the daemon to check --oidc-issuer")
+            }
+            ErrorKind::InvalidSignature => {
+                refused(format!("the signature of the ID token is not valid for {issuer}"))
+            }
+            ErrorKind::MissingRequiredClaim(claim) => {
+                bad_claim(claim, format!("the ID token has no valid claim '{claim}'"))
+            }
+            _ => refused(format!("the ID token is not valid: {error}")),
+        }
     }
 }
 
@@ -296,6 +307,13 @@ fn refused(message: impl Into<String>) -> Problem {
     Problem::new(ProblemKind::Unauthorized, message).during("cannot log in").advise("log in again")
 }
 
+/// The problem of an ID token with a missing or invalid claim. Another login would get the same claims.
+fn bad_claim(claim: &str, message: impl Into<String>) -> Problem {
+    refused(message).advise(format!(
+        "ask the administrator of the identity provider: its ID tokens must contain the claim '{claim}'"
+    ))
+}
+
 /// Adds what to do if a request to the identity provider failed.
 fn unanswered(problem: Problem) -> Problem {
     let advice = match problem.kind {
@@ -317,7 +335,7 @@ fn check_times(claims: &Value, now_ms: u64) -> Result<(), Problem> {
     let advice =
         "log in again; if the times differ much, correct the clock of the server or of the identity provider";
     let Some(end) = time("exp") else {
-        return Err(refused("the ID token has no valid claim 'exp'"));
+        return Err(bad_claim("exp", "the ID token has no valid claim 'exp'"));
     };
     if end + skew <= now {
         let message =

@@ -26,7 +26,8 @@ pub fn study_002(is_quick: bool) -> Study {
             "The original switched a setting of the driver of a commercial product. Here, direct I/O stands for the setting off, \
              and I/O through the page cache for on. The original prints \"more than 20,000\" IOPS for the latter. A later hotfix \
              of the product removed the penalty.",
-            "Through the page cache, a set that fits in the machine's memory measures memory as much as the disk.",
+            "A working set that fits in the machine's memory is served partly from the page cache. Results through the page cache \
+             therefore show the speed of memory as well as that of the disk.",
             "The mode auto measures the disk once and then chooses direct or buffered. There is no published figure for it.",
             "The qcow2 overlays show the same choice in another program. qemu-nbd serves them on a unix socket, and the load reaches them \
              over NBD, which costs time. --over nbd puts the same protocol before the caches. The original does not have them.",

@@ -18,8 +18,8 @@ const MARK: &str = "headwater";
 /// The column of the mark. It is authenticated together with the mark, as for each secret.
 const MARK_COLUMN: &str = "secrets_keys.mark";
 
-/// Where secrets are: the table, the column or columns that name a row, and the column with the secret.
-const PLACES: [(&str, &str, &str); 6] = [
+/// The columns with secrets: the table, the column or columns that name a row, and the column with the secret.
+const COLUMNS: [(&str, &str, &str); 6] = [
     ("machines", "uuid", "ssh_host_key_private"),
     ("user_data", "machine", "text"),
     ("catalogs", "name", "user_data"),
@@ -29,8 +29,8 @@ const PLACES: [(&str, &str, &str); 6] = [
 ];
 
 /// The error if the mark was not made with the given key.
-fn other_key(place: &str) -> DbError {
-    DbError::OtherSecretsKey { place: place.to_owned() }
+fn other_key(database_name: &str) -> DbError {
+    DbError::OtherSecretsKey { place: database_name.to_owned() }
 }
 
 impl Unit {
@@ -44,11 +44,12 @@ impl Unit {
         Ok(self.mark().await?.is_some())
     }
 
-    /// Stores the mark of the first key. Fails if a mark exists that this key does not decrypt.
-    pub(crate) async fn take_key(&mut self, key: &SecretsKey, place: &str) -> Result<(), DbError> {
+    /// Stores the mark of the first key. Fails if a mark exists that this key does not decrypt. `database_name` is the database's
+    /// address, for the message.
+    pub(crate) async fn take_key(&mut self, key: &SecretsKey, database_name: &str) -> Result<(), DbError> {
         if let Some(mark) = self.mark().await? {
             let is_it = key.decrypt(MARK_COLUMN, PURPOSE, mark).as_deref() == Some(MARK);
-            return if is_it { Ok(()) } else { Err(other_key(place)) };
+            return if is_it { Ok(()) } else { Err(other_key(database_name)) };
         }
         let mark = key.encrypt(MARK_COLUMN, PURPOSE, MARK)?;
         let insert = Insert::into("secrets_keys").set("purpose", PURPOSE).set("mark", mark);
@@ -58,7 +59,7 @@ impl Unit {
     /// Decrypts all secrets and encrypts them with a new key. Returns how many there are.
     pub(crate) async fn change_key(&mut self, new: &SecretsKey) -> Result<u64, DbError> {
         let mut count = 0;
-        for (table, id, secret) in PLACES {
+        for (table, id, secret) in COLUMNS {
             let all =
                 format!("SELECT {id} AS id, {secret} AS secret FROM {table} WHERE {secret} IS NOT NULL");
             for row in self.rows(Statement::new(all)).await? {

@@ -82,7 +82,7 @@ fn wanted_of(pool: Option<&PoolRecord>, demand: u32, now_ms: u64) -> Result<Want
     let mut count = 0;
     if let Some(pool) = pool {
         let is_time = match &pool.ready_hours {
-            Some(hours) => clock_hours::contain(hours, now_ms)?,
+            Some(hours) => clock_hours::is_within(hours, now_ms)?,
             None => true,
         };
         if is_time {

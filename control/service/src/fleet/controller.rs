@@ -256,14 +256,14 @@ impl Service {
 
     /// Reserves the connection of a host; each host has at most one.
     fn take_connection_slot(&self, record: &HostRecord, address: &str) -> Result<ConnectionSlot, Problem> {
-        let mut places = self.fleet().connecting();
-        if let Some(other) = places.get(&record.id) {
+        let mut connected = self.fleet().connecting();
+        if let Some(other) = connected.get(&record.id) {
             let message = format!("a node of host '{}' is connected already, from {other}", record.name);
             return Err(refused(ProblemKind::Conflict, message).advise(
                 "one data directory is for one host: let the copy join with another 'daemon.id' and a token of its own",
             ));
         }
-        places.insert(record.id, address.to_owned());
+        connected.insert(record.id, address.to_owned());
         Ok(ConnectionSlot { service: self.clone(), host: record.id })
     }
 
@@ -337,7 +337,8 @@ impl Service {
         tokio::spawn(async move { service.lost_unless_back(host, generation, left, why).await });
     }
 
-    /// Records that a host is lost, unless its node reconnects in time. `generation` is the number of its last connection.
+    /// Records that a host is lost, unless its node reconnects in time. `generation` counts
+    /// the connections of the host; this is its last one.
     async fn lost_unless_back(&self, host: Uuid, generation: u64, left: Duration, why: String) {
         tokio::time::sleep(left).await;
         while !self.is_stopping() && !self.fleet().connecting().contains_key(&host) {
@@ -354,7 +355,7 @@ impl Service {
     async fn note_lost(&self, host: Uuid, generation: u64, why: &str) -> Result<(), DbError> {
         let mut repo = self.db().write().await?;
         let Some(mut record) = repo.hosts().by_id(host).await? else { return Ok(()) };
-        // A later connection has its own call of this.
+        // If the host has connected again since, the end of that connection makes its own call.
         if record.state == HostState::Lost
             || record.generation != generation
             || self.fleet().connecting().contains_key(&host)
@@ -459,15 +460,15 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 }
 
 /// The token with which a node joins: a secret, and the fingerprint of the controller's authority.
-pub struct JoinText {
+pub struct ParsedJoinToken {
     /// The secret.
     pub secret: String,
     /// The SHA-256 of the authority's certificate, in hexadecimal digits.
     pub authority: String,
 }
 
-impl JoinText {
-    /// Parses the output of [`JoinText::text`].
+impl ParsedJoinToken {
+    /// Parses the output of [`ParsedJoinToken::text`].
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let odd = || {
             refused(ProblemKind::Invalid, "that is not a join token")
@@ -488,7 +489,7 @@ impl JoinText {
     }
 }
 
-/// Waits until the daemon ends, and then until no request is forwarded any more, but at most [`ANSWERS_GRACE`].
+/// Waits until the daemon is told to stop, and then until no request is forwarded any more, but at most [`ANSWERS_GRACE`].
 async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
     stopped(stop).await;
     let end = Instant::now() + ANSWERS_GRACE;
@@ -498,7 +499,7 @@ async fn unused_after(stop: &mut watch::Receiver<bool>, link: &Arc<Link>) {
     }
 }
 
-/// Waits until the daemon ends.
+/// Waits until the daemon is told to stop.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     // An error means that the sender was dropped, which is an end too.
     let _ = stop.wait_for(|stop| *stop).await;
@@ -510,11 +511,11 @@ mod tests {
 
     #[test]
     fn a_join_token_holds_secret_and_authority() {
-        let token = JoinText { secret: format!("hwj_{}", "a".repeat(64)), authority: "b".repeat(64) };
-        let read = JoinText::parse(&format!("{}\n", token.text())).unwrap();
+        let token = ParsedJoinToken { secret: format!("hwj_{}", "a".repeat(64)), authority: "b".repeat(64) };
+        let read = ParsedJoinToken::parse(&format!("{}\n", token.text())).unwrap();
         assert_eq!((read.secret, read.authority), (token.secret, token.authority));
         for odd in ["", "hwj_", "hwt_aa", "hwj_aa_bb", &"a".repeat(133)] {
-            assert!(JoinText::parse(odd).is_err(), "{odd}");
+            assert!(ParsedJoinToken::parse(odd).is_err(), "{odd}");
         }
     }
 }

@@ -189,6 +189,8 @@ pub async fn read_line<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     who: &str,
 ) -> Result<T, Problem> {
+    const ADVICE: &str =
+        "check whether this is the port of 'serve --nodes', and whether both have the same release";
     let failed = |why: String| Problem::new(ProblemKind::Unavailable, format!("{who} {why}"));
     let read = async {
         let mut line = Vec::new();
@@ -196,7 +198,12 @@ pub async fn read_line<T: DeserializeOwned>(
             match stream.read_u8().await {
                 Ok(b'\n') => return Ok(line),
                 Ok(byte) if line.len() < LINE_MAX_BYTES => line.push(byte),
-                Ok(_) => return Err(failed(format!("sends a line of more than {LINE_MAX_BYTES} bytes"))),
+                Ok(_) => {
+                    let why = format!(
+                        "does not speak the protocol of nodes: its line is longer than {LINE_MAX_BYTES} bytes"
+                    );
+                    return Err(failed(why).advise(ADVICE));
+                }
                 Err(error) => return Err(failed(format!("has closed the connection: {error}"))),
             }
         }
@@ -206,9 +213,7 @@ pub async fn read_line<T: DeserializeOwned>(
         line.map_err(|_| failed(format!("sent no complete line within {} s", LINE_TIMEOUT.as_secs())))??;
     serde_json::from_slice(&line).map_err(|error| {
         let message = format!("{who} uses another protocol than this release: {error}");
-        Problem::new(ProblemKind::Invalid, message).advise(
-            "check whether this is the port of 'serve --nodes', and whether both have the same release",
-        )
+        Problem::new(ProblemKind::Invalid, message).advise(ADVICE)
     })
 }
 

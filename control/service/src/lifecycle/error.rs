@@ -24,7 +24,7 @@ pub enum LifecycleError {
         source: Problem,
     },
     /// It boots from the network, so the daemon cannot do that to it.
-    #[error("cannot {what} machine '{machine}': it boots from the network")]
+    #[error("cannot {what} machine '{machine}': it boots from the network, so the daemon does not run it")]
     Target {
         /// What was to be done.
         what: &'static str,
@@ -372,9 +372,10 @@ impl Explain for LifecycleError {
                     .to_owned(),
             ),
             Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
-            Self::Target { .. } => Some(
+            Self::Target { what: "start" | "reset", .. } => Some(
                 "switch the computer itself on; each time it boots, it starts with a fresh disk".to_owned(),
             ),
+            Self::Target { .. } => Some("use a machine that the daemon runs (--boot vm)".to_owned()),
             Self::NotOff { machine, .. } => {
                 Some(format!("stop it first ('headwater machine stop {machine}'), or use --force"))
             }

@@ -36,7 +36,7 @@ impl Service {
         caller: &Caller,
     ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
         let (_turn, record) = self.turn_of(machine).await?;
-        Self::is_vm("edit on", &record)?;
+        Self::is_vm("edit an image on", &record)?;
         self.must_be_own("edit an image on", &record).await?;
         self.can_seal("edit on", machine)?;
         let uuid = record.uuid;

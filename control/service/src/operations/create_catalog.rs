@@ -141,7 +141,7 @@ pub(super) async fn create_catalog(
 
 /// The number of machines that are kept ready, and when.
 fn pool_of(request: &CreateCatalog) -> Result<PoolRecord, Problem> {
-    let ready_hours = request.ready_hours.clone().map(clock_hours::settled).transpose()?;
+    let ready_hours = request.ready_hours.clone().map(clock_hours::with_zone).transpose()?;
     let usual = if ready_hours.is_some() { DEFAULT_STOP_IDLE_S } else { 0 };
     Ok(PoolRecord {
         catalog: request.name.clone(),

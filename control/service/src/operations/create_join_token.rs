@@ -10,7 +10,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure};
 use crate::caller::Caller;
 use crate::extract::Body;
-use crate::fleet::controller::JoinText;
+use crate::fleet::controller::ParsedJoinToken;
 use crate::fleet::protocol::JOIN_PREFIX;
 use crate::token;
 
@@ -93,6 +93,6 @@ pub(super) async fn create_join_token(
         repo.save().await
     });
     added.await.map_err(Error::Db)?;
-    let token = JoinText { secret, authority: authority.fingerprint() }.text();
+    let token = ParsedJoinToken { secret, authority: authority.fingerprint() }.text();
     Ok((StatusCode::CREATED, Json(JoinToken { token, url: authority.url(), expires_at_ms })))
 }

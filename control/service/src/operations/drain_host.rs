@@ -10,10 +10,9 @@ use crate::caller::Caller;
 use crate::extract::Name;
 use crate::tasks;
 
-/// Cordons a host and moves its machines of catalogs to hosts with room: first those that are off, then those that are on,
-/// which
-/// are stopped and restarted. Machines with a persistent disk, claimed machines and machines without a catalog stay, each
-/// with its reason.
+/// Cordons a host and moves its machines of catalogs to hosts with free capacity: first those that are off, then those that are
+/// on, which are stopped and restarted. Machines with a persistent disk, claimed machines and machines without a catalog stay,
+/// each with its reason.
 #[utoipa::path(
     post,
     path = "/api/v1/hosts/{host}/drain",
@@ -23,7 +22,7 @@ use crate::tasks;
     responses(
         (status = 200, body = TaskEvent, content_type = "application/x-ndjson"),
         (status = 404, description = "No such host", body = Problem),
-        (status = 409, description = "Another task drains the host, or changes a catalog with machines on it", body = Problem),
+        (status = 409, description = "Another task is draining the host, or is changing a catalog that has machines on this host", body = Problem),
     ),
 )]
 pub(super) async fn drain_host(

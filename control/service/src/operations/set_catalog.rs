@@ -62,7 +62,7 @@ pub(super) async fn set_catalog(
         let both = "'ready_hours' and 'ready_always' contradict each other: give one of them";
         return Err(Failure(Problem::new(ProblemKind::Invalid, both)));
     }
-    let ready_hours = ready_hours.map(clock_hours::settled).transpose().map_err(Failure)?;
+    let ready_hours = ready_hours.map(clock_hours::with_zone).transpose().map_err(Failure)?;
     let pool = SetPool { keep_ready, ready_hours, ready_always, stop_idle_s };
     let scheme = scheme.filter(|scheme| *scheme != SetScheme::default());
     let is_other_set =

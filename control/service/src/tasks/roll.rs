@@ -111,7 +111,7 @@ pub(crate) async fn begin(
         return Err(Error::Over { catalog, at: headwater_api::words::time(at_ms) }.into());
     }
     let wait_s = request.at_ms.unwrap_or(now_ms).saturating_sub(now_ms) / 1000;
-    request.window = request.window.map(clock_hours::settled).transpose().map_err(Failure)?;
+    request.window = request.window.map(clock_hours::with_zone).transpose().map_err(Failure)?;
     let limits = [
         ("the time until it begins", wait_s, WAIT_MAX_S),
         ("the pause", request.pause_s, PAUSE_MAX_S),
@@ -212,8 +212,8 @@ fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
         return Ok(Gate::Closed(at_ms));
     }
     match &request.window {
-        Some(hours) if !clock_hours::contain(hours, now_ms)? => {
-            Ok(Gate::Closed(clock_hours::next(hours, now_ms)?.unwrap_or(u64::MAX)))
+        Some(hours) if !clock_hours::is_within(hours, now_ms)? => {
+            Ok(Gate::Closed(clock_hours::next_begin(hours, now_ms)?.unwrap_or(u64::MAX)))
         }
         _ => Ok(Gate::Open),
     }

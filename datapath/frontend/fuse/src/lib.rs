@@ -14,7 +14,8 @@
 //!   that finds no space fails with `ENOSPC` in the program that wrote, and `fsync` is a flush of the volume.
 //! - Writes of any length at any offset are right. Concurrent writes to different parts of one block lose nothing.
 //! - A mount that a dead server left is replaced; a directory that is in use or has files in it is refused.
-//! - The server unmounts at its end. Programs that still have the file open then get errors and do not hang.
+//! - The server unmounts at its end. Programs that still have the file open then get errors and do not hang. Exception: if a
+//!   helper program made the mount, it stays until these programs close the file ([`Server::stop`]).
 //!
 //! # Limits
 //! [`Limits`], with units. A request has at most 1 MiB; longer reads and writes are split by the kernel.

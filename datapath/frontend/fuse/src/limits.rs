@@ -19,8 +19,8 @@ pub struct Limits {
     /// requests may take a quarter more. The default holds the 128 requests of 1 MiB that a loop device sends, so they block no reader
     /// thread while the write cache is full.
     pub bytes_in_flight: usize,
-    /// How long [`crate::Server::stop`] waits for unfinished changes of parts of blocks, in milliseconds. After that they finish in the
-    /// background.
+    /// How long [`crate::Server::stop`] waits for its threads, which may have unanswered requests or unfinished changes of parts of
+    /// blocks, in milliseconds. After that they finish in the background.
     pub stop_timeout_ms: u64,
     /// Warnings about a mount in ten seconds; further ones are counted and reported later.
     pub warnings_per_10_s: u32,

@@ -27,7 +27,7 @@ const STACK_BYTES: usize = 256 << 10;
 /// After this time, a stop logs what it waits for.
 const LOG_AFTER: Duration = Duration::from_secs(1);
 
-/// The name of the file, and the users that may access it.
+/// The name of the file, the users that may access it, its clock, the callback for an unmount, and limits.
 pub struct Options {
     /// Name of the file in the directory.
     pub name: String,
@@ -86,6 +86,7 @@ impl Server {
         let geometry = device.geometry();
         let (mount, session) = Mount::new(dir, geometry.read_only, allow_other)?;
         let path = mount.dir().join(&name);
+        // Writes of partial blocks, for the thread in `parts`.
         let (parts, jobs) = mpsc::channel();
         let disk = Arc::new(Disk {
             device,
@@ -154,9 +155,10 @@ impl Server {
         &self.path
     }
 
-    /// Unmounts and ends the threads. Programs that still have the file open get errors from then on; that is
-    /// logged. Waits up to [`Limits::stop_timeout_ms`] for changes of parts of blocks that the device is
-    /// executing. A second call does nothing.
+    /// Unmounts, and waits up to [`Limits::stop_timeout_ms`] for the threads to end: for readers, for requests that the
+    /// device has not answered, and for changes of parts of blocks. Programs that still have the file open get errors
+    /// from then on; that is logged. Exception: if a helper program made the mount, the mount and the threads stay until
+    /// these programs close the file. A second call does nothing.
     pub fn stop(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         if self.shared.is_stopping.swap(true, Ordering::SeqCst) {

@@ -9,12 +9,12 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 /// | part | bytes |
 /// |---|---|
 /// | its receive and send buffers | about `2 * receive_segment_bytes + batch_bytes` |
-/// | unsolicited data of waiting commands | `queue_depth * first_burst_bytes` |
+/// | unsolicited data of waiting commands | `2 * queue_depth * first_burst_bytes`, because as many immediate commands are accepted as others |
 /// | data that R2Ts requested, or that waits to be executed | 5/4 of `bytes_collected`, and two commands more |
 /// | data that the device works on | 5/4 of `bytes_executing`, and two commands more |
 ///
-/// All sessions together use at most 19/16 of `shared_bytes` (1 for commands, 3/16 for unsolicited data). In
-/// addition, each session has its two buffers and three parts of [`headwater_block::budget::OWN_BYTES`]: for
+/// All sessions together use at most `shared_bytes` for commands (64 MiB if it is less) and 3/16 of `shared_bytes`
+/// for unsolicited data (48 MiB if that is less). In addition, each session has its two buffers and three times [`headwater_block::budget::OWN_BYTES`]: for
 /// commands that store data, for other commands, and for unsolicited data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -51,8 +51,9 @@ pub struct Limits {
     /// Data of one session that the device works on, in bytes. As with `bytes_collected`, commands that store
     /// nothing have another quarter, and the limit and the quarter may each be exceeded by one command.
     pub bytes_executing: u64,
-    /// Memory that the commands of all sessions share, in bytes. In addition each session has
-    /// [`headwater_block::budget::OWN_BYTES`] for commands that store data, and as much for others. A
+    /// Memory that the commands of all sessions share, in bytes, at least 64 MiB. In addition each session has
+    /// [`headwater_block::budget::OWN_BYTES`] for commands that store data, as much for others, and as much for
+    /// unsolicited data (see above). A
     /// command's data counts from its R2T, or from its unsolicited arrival, until its reply was sent. Data
     /// that is read for comparing, or written many times, counts as well.
     ///
@@ -73,10 +74,10 @@ pub struct Limits {
     /// after one to three times this time, and never while the initiator accepts any bytes.
     ///
     /// It also limits how long an initiator may keep memory reserved for data that it does not send, while
-    /// other sessions wait for that memory or were refused because of it. A session in which no data arrives
-    /// for this time is ended. The data of one command may take this time, and one second more for each 32 KiB
-    /// of data that the session received meanwhile (at most `bytes_collected` and 64 MiB count). If the
-    /// command's data is then still incomplete, the session is ended.
+    /// other sessions wait for that memory or were refused because of it. Two sessions are ended: one in which no
+    /// data arrives for this time; and one in which the data of one command is incomplete after `send_stall_ms` +
+    /// 1 s for each 32 KiB that the session received meanwhile. At most min(`bytes_collected`, 64 MiB) of these
+    /// bytes count.
     pub send_stall_ms: u64,
     /// How long [`crate::Server::stop`] waits for initiators to log out when asked to, in milliseconds.
     pub logout_grace_ms: u64,

@@ -323,7 +323,10 @@ pub fn foreign_file(pieces: &[u8]) {
             .zip((at..).step_by(step))
             .try_for_each(|(part, at)| tolerant(|| disk.read(at, part)));
         assert_eq!(read.is_ok(), parts_read.is_ok(), "{read:?} and {parts_read:?}");
-        assert!(read.is_err() || whole == parts, "it reads differently in parts, from {at} on");
+        assert!(
+            read.is_err() || whole == parts,
+            "the {len} bytes at {at} differ when they are read in parts of {step} bytes"
+        );
         extents(&*disk, at, &whole);
         if format == Foreign::Vhd && read.is_ok() {
             let expected = plain.as_ref().and_then(|plain| plain.read(at, len));

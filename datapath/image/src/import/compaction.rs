@@ -20,11 +20,11 @@ use crate::index::ChunkIndex;
 use crate::manifest::Manifest;
 use crate::units::usize_of;
 
-/// The most bytes that one seal compacts, because the machine's disk is frozen during the seal. The next seal
-/// continues.
+/// The most bytes that one seal compacts, because the snapshot of the machine's disk needs space in the write cache until
+/// the seal ends. The next seal continues.
 const COMPACTED_BYTES_MAX: u64 = 1 << 30;
 
-/// The chunks of the parent version that should be compacted, and how many bytes of them were.
+/// The chunks of the parent version that should be compacted, and how many of their bytes were reported as changes so far.
 pub(super) struct Compaction {
     chunk_bytes: u64,
     size_bytes: u64,
@@ -44,14 +44,14 @@ impl Compaction {
     }
 
     /// The differences, with these chunks as if they differed.
-    pub(super) fn beside(self: Arc<Self>, changes: Changes) -> Changes {
+    pub(super) fn add_to(self: Arc<Self>, changes: Changes) -> Changes {
         if self.chunks.is_empty() {
             return changes;
         }
         Arc::new(move |range, max_runs| self.runs(range.offset(), &changes(range, max_runs)))
     }
 
-    /// How many bytes were read only because of the compaction.
+    /// How many bytes were reported as changes only because of the compaction.
     pub(super) fn compacted_bytes(&self) -> u64 {
         self.compacted_bytes.load(Ordering::Relaxed)
     }
@@ -70,7 +70,7 @@ impl Compaction {
         out
     }
 
-    /// Splits a range without changes. Chunks with a change outside the range are read anyway.
+    /// Splits a range without changes. A chunk that is only partly in the range has a change elsewhere, so it is read anyway.
     fn split(&self, mut at: u64, end: u64, out: &mut Vec<(u64, bool)>) {
         let first = at.div_ceil(self.chunk_bytes);
         let from = self.chunks.partition_point(|number| *number < first);

@@ -234,7 +234,7 @@ fn import_once(
     let compaction = parent.as_ref().map(|manifest| Arc::new(Compaction::of(manifest, &index)));
     let changes = options.basis.as_ref().zip(compaction.as_ref());
     let changes =
-        changes.map(|(basis, compaction)| Arc::clone(compaction).beside(Arc::clone(&basis.changes)));
+        changes.map(|(basis, compaction)| Arc::clone(compaction).add_to(Arc::clone(&basis.changes)));
 
     let own_object = u32::try_from(index.objects().len()).unwrap_or(u32::MAX);
     let builder = ManifestBuilder::new(size_bytes, chunk_bytes, options.basis.as_ref().map(|b| b.parent));

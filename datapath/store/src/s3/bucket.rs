@@ -1,14 +1,14 @@
 //! Sends requests to one bucket, with timeouts and a bounded number of retries. Errors say which operation
 //! failed on which key.
 //!
-//! A request is sent again if its failure may be temporary: no connection, no answer in time, a cut answer, a
-//! status of 500 and above, or 429. It is sent at most [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times.
+//! A request is sent again if its failure may be temporary: no connection, no credentials yet, no answer in time, a
+//! cut answer, a status of 500 and above, 429, or 408. It is sent at most [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times.
 //! The pauses double from [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. There is no retry if
 //! the server refuses the request (401, 403, 404, 412), lacks space (507, or a code that says so), or does
 //! not know the request (501).
 //!
 //! An answer of 503 or 429 with `Retry-After` does not count as a failed attempt. The request is sent again
-//! after that time, for as long as [`WhileBusy`] allows.
+//! after that time, for as long as [`WhileBusy`] allows. Without such a wait it is an attempt like any other.
 
 use std::future::Future;
 use std::pin::pin;
@@ -41,7 +41,7 @@ use crate::while_busy::WhileBusy;
 
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The longest time of one attempt to write a mark or to remove keys, even if other requests have a longer
+/// The longest time of one attempt to write a mark ([`super::mark`]) or to remove keys, even if other requests have a longer
 /// timeout. All attempts at a mark must end long before an unrenewed mark is stale.
 pub(super) const PROMPT_MAX: Duration = Duration::from_secs(30);
 /// Threads that wait for answers of S3.
@@ -82,8 +82,8 @@ pub(super) enum Refusal {
     Absent,
     /// The condition of the write is not met.
     Conflict,
-    /// An attempt without an answer may have written the key, or may still write it: the key has another
-    /// value, or all attempts failed in this way.
+    /// The key may have been written, or may still be written: an attempt got no answer, and either the key now has
+    /// another value, or no attempt succeeded.
     Unknown(Option<StoreError>),
     /// Everything else.
     Failed(StoreError),
@@ -139,8 +139,8 @@ pub(super) struct Bucket {
     runtime: &'static Runtime,
     /// Whether reads of objects have been ended. All clones share it.
     closed: Arc<watch::Sender<bool>>,
-    /// Reads of objects that may continue without a thread. All clones share them.
-    parts: Arc<Parts>,
+    /// Range reads in progress, for which the caller need not wait on a thread (see [`super::part`]). All clones share them.
+    range_reads: Arc<Parts>,
 }
 
 impl std::fmt::Debug for Bucket {
@@ -190,7 +190,7 @@ impl Bucket {
             while_busy: options.while_busy.clone(),
             runtime: io_threads()?,
             closed: Arc::new(watch::Sender::new(false)),
-            parts: Arc::default(),
+            range_reads: Arc::default(),
         })
     }
 
@@ -201,7 +201,7 @@ impl Bucket {
     }
 
     /// The same bucket for a server whose own clients retry: requests do not wait for a busy bucket.
-    pub(super) fn with_short_timeout(&self) -> Self {
+    pub(super) fn without_busy_wait(&self) -> Self {
         Self { while_busy: WhileBusy::not_at_all(), ..self.clone() }
     }
 
@@ -217,8 +217,8 @@ impl Bucket {
         self.closed.send_replace(true);
     }
 
-    pub(super) fn parts(&self) -> &Arc<Parts> {
-        &self.parts
+    pub(super) fn range_reads(&self) -> &Arc<Parts> {
+        &self.range_reads
     }
 
     pub(super) fn url(&self) -> &S3Url {
@@ -454,8 +454,8 @@ impl Bucket {
         }
     }
 
-    /// Writes a key and returns its new tag. If all attempts at a conditional write failed, it reads the key
-    /// to learn what they did. An unconditional write can simply be repeated.
+    /// Writes a key and returns its new tag. If a conditional write failed after an attempt that may have reached the
+    /// server, or is refused after a failed attempt, it reads the key to learn what the attempts did. An unconditional write can simply be repeated.
     pub(super) fn put(&self, key: &str, bytes: &Bytes, condition: &Condition) -> Result<String, Refusal> {
         let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition.clone());
         let (refusal, doubt) = match self.wait(work)? {
@@ -624,7 +624,7 @@ impl Bucket {
     }
 
     /// Completes an upload from its parts, in the order of their numbers. If an earlier attempt completed it
-    /// and its answer was lost, the server no longer knows the upload.
+    /// and its answer was lost, the server no longer knows the upload, which shows as [`Refusal::Absent`].
     pub(super) fn complete_parts(&self, key: &str, upload: &str, parts: &[String]) -> Result<(), Refusal> {
         let parts: Vec<PartId> =
             parts.iter().map(|content_id| PartId { content_id: content_id.clone() }).collect();

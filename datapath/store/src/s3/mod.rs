@@ -460,7 +460,7 @@ impl Store for S3Store {
 
     fn with_short_timeout(&self) -> Option<Arc<dyn Store>> {
         let inner = Inner {
-            bucket: self.inner.bucket.with_short_timeout(),
+            bucket: self.inner.bucket.without_busy_wait(),
             marks: self.inner.marks.clone(),
             is_seen: AtomicBool::new(self.inner.is_seen.load(Ordering::Acquire)),
             spool_dir: self.inner.spool_dir.clone(),

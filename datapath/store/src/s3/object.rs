@@ -340,7 +340,7 @@ impl Object for S3Object {
             let ask = || Part::ask(&self.bucket, &piece.key, piece.offset, piece.len, read_for);
             let part = reading.part.take().or_else(ask);
             let Some(part) = part else {
-                let parts = Arc::clone(self.bucket.parts());
+                let parts = Arc::clone(self.bucket.range_reads());
                 waiting.begin(reading, move |_| parts.has_permits(read_for));
                 return Ok(false);
             };

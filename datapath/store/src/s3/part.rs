@@ -94,7 +94,7 @@ impl Part {
         len: usize,
         read_for: ReadFor,
     ) -> Option<Self> {
-        let parts = Arc::clone(bucket.parts());
+        let parts = Arc::clone(bucket.range_reads());
         let take = |semaphore: &Arc<Semaphore>| Arc::clone(semaphore).try_acquire_owned().ok();
         let permits =
             parts.semaphores(read_for).into_iter().flatten().map(take).collect::<Option<Vec<_>>>()?;

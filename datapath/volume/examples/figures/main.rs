@@ -107,7 +107,7 @@ fn main() {
     }
     println!("\n{}", report.table());
     if report.missed() > 0 {
-        println!("{} of {} figures are short of their goals", report.missed(), report.rows.len());
+        println!("{} of the {} goals are missed", report.missed(), report.goals());
         println!(
             "why some are, on every machine: docs/decisions/0014-packing.md and 0016-cost-as-work-grows.md"
         );

@@ -149,6 +149,11 @@ impl Report {
         self.rows.iter().filter(|row| row.reached == Some(false)).count()
     }
 
+    /// Number of figures that have a goal.
+    pub fn goals(&self) -> usize {
+        self.rows.iter().filter(|row| row.reached.is_some()).count()
+    }
+
     /// All rows; columns as wide as they need.
     pub fn table(&self) -> String {
         let head = ["case", "figure", "measured", "value", "goal", "reached"].map(str::to_owned);
