@@ -193,7 +193,7 @@ impl Report<'_> {
 
     /// The main result for each size: whether the model agrees, or by how much it deviates.
     fn answers(&self) -> Vec<String> {
-        let tolerance = percent(TOLERANCE);
+        let tolerance = format!("{:.0} %", TOLERANCE * 100.0);
         let of_size = |size: &Size| {
             let misses: Vec<String> = [
                 missed("spilled bytes", size.bytes_deviation()),
@@ -211,7 +211,10 @@ impl Report<'_> {
                      overflow operations."
                 )
             } else {
-                format!("With {ram} of RAM, the model is not within {tolerance} of the guests: {}.", misses.join(", and "))
+                format!(
+                    "With {ram} of RAM, the model is not within {tolerance} of the guests: {}.",
+                    misses.join(", and ")
+                )
             }
         };
         self.validation.sizes.iter().map(of_size).collect()
@@ -270,7 +273,10 @@ impl Report<'_> {
         self.warnings().iter().for_each(|warning| page.paragraph(Tone::Warning, warning));
         let tile = |size: &Size| Tile {
             value: difference(size.bytes_deviation()),
-            label: format!("spilled bytes with {} of RAM, model against guests", size::format(size.ram_bytes)),
+            label: format!(
+                "spilled bytes with {} of RAM, model against guests",
+                size::format(size.ram_bytes)
+            ),
             note: format!("operations: {}", difference(size.operations_deviation())),
         };
         page.tiles(&self.validation.sizes.iter().map(tile).collect::<Vec<_>>());

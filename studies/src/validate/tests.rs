@@ -128,7 +128,7 @@ fn a_model_that_writes_more_reports_its_deviation() {
     let report =
         Report { recorded: &recorded, source: "x".into(), profile: &twice, seed: 1, validation: &validation };
     let text = report.text();
-    assert!(text.contains("the model is not within 20.0 % of the guests: the model has "), "{text}");
+    assert!(text.contains("the model is not within 20 % of the guests: the model has "), "{text}");
     assert!(text.contains("% more spilled bytes"), "{text}");
 }
 

@@ -337,8 +337,8 @@ impl Service {
         tokio::spawn(async move { service.lost_unless_back(host, generation, left, why).await });
     }
 
-    /// Records that a host is lost, unless its node reconnects in time. `generation` counts
-    /// the connections of the host; this is its last one.
+    /// Records that a host is lost, unless its node reconnects in time. `generation` is the number of its last connection: each
+    /// connection of a host gets a number that is one higher.
     async fn lost_unless_back(&self, host: Uuid, generation: u64, left: Duration, why: String) {
         tokio::time::sleep(left).await;
         while !self.is_stopping() && !self.fleet().connecting().contains_key(&host) {

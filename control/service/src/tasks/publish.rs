@@ -90,7 +90,9 @@ impl Explain for Error {
                 "leave out --replicas; or change the number: 'headwater image unpublish {version} --connection {connection}', \
                  and publish it again"
             )),
-            Self::Busy { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task; then publish again")),
+            Self::Busy { task, .. } => {
+                Some(format!("run 'headwater task wait {task}', or cancel the task; then publish again"))
+            }
             Self::Other { version, connection, .. } => Some(format!(
                 "'headwater image unpublish {version} --connection {connection}' removes it; or publish a newer version"
             )),

@@ -35,7 +35,7 @@ fn record_bytes(value: u8, cluster_bytes: u64, what: &str) -> Result<u64, Fault>
     };
     bytes
         .filter(|bytes| bytes.is_power_of_two() && (512..=RECORD_BYTES_MAX).contains(bytes))
-        .ok_or_else(|| fault(format!("its boot sector is damaged: {value:#x} is no size of {what}")))
+        .ok_or_else(|| fault(format!("its boot sector is damaged: {value:#x} is not a size of {what}")))
 }
 
 impl Layout {
@@ -45,7 +45,7 @@ impl Layout {
         let long = |at| u64_at(boot, at).ok_or_else(missing);
         let sector_bytes = u64::from(u16_at(boot, 11).ok_or_else(missing)?);
         if !sector_bytes.is_power_of_two() || !(256..=4096).contains(&sector_bytes) {
-            return Err(fault(format!("its boot sector is damaged: {sector_bytes} is no size of sectors")));
+            return Err(fault(format!("its boot sector is damaged: {sector_bytes} is not a size of sectors")));
         }
         // More than 64 KiB in a cluster is a negative power of two.
         let sectors = match byte(13)? {
@@ -55,7 +55,7 @@ impl Layout {
         let cluster_bytes = sector_bytes.saturating_mul(sectors);
         if !sectors.is_power_of_two() || !(512..=CLUSTER_BYTES_MAX).contains(&cluster_bytes) {
             let sectors = byte(13)?;
-            return Err(fault(format!("its boot sector is damaged: {sectors:#x} is no size of clusters")));
+            return Err(fault(format!("its boot sector is damaged: {sectors:#x} is not a size of clusters")));
         }
         let clusters = long(40)?.checked_mul(sector_bytes).map_or(0, |bytes| bytes / cluster_bytes);
         let mft_cluster = long(48)?;

@@ -29,7 +29,9 @@ pub(super) fn each_entry(
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let missing = |what: &str| fault(format!("a directory has no {what}"));
-    let root = volume.contents(directory, types::INDEX_ROOT, &is_names)?.ok_or_else(|| missing("index root"))?;
+    let root = volume
+        .contents(directory, types::INDEX_ROOT, &is_names)?
+        .ok_or_else(|| missing("index root"))?;
     let Contents::Resident(root) = root else { return Err(missing("index root in its file record")) };
     entries(root.get(16..).unwrap_or_default(), found)?;
     let Some(blocks) = volume.contents(directory, types::INDEX_ALLOCATION, &is_names)? else { return Ok(()) };
@@ -83,7 +85,8 @@ fn entries(
     node: &[u8],
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let unsound = || fault("the index of a directory is damaged: the length or the place of an entry is wrong");
+    let unsound =
+        || fault("the index of a directory is damaged: the length or the place of an entry is wrong");
     let begin = u32_at(node, 0).ok_or_else(unsound)?;
     let end = u32_at(node, 4).ok_or_else(unsound)?;
     let mut rest = node.get(usize_of(begin.into())..usize_of(end.into())).ok_or_else(unsound)?;

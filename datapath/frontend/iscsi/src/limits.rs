@@ -14,8 +14,8 @@ use crate::wire::header::SEGMENT_BYTES_MAX;
 /// | data that the device works on | 5/4 of `bytes_executing`, and two commands more |
 ///
 /// All sessions together use at most `shared_bytes` for commands (64 MiB if it is less) and 3/16 of `shared_bytes`
-/// for unsolicited data (48 MiB if that is less). In addition, each session has its two buffers and three times [`headwater_block::budget::OWN_BYTES`]: for
-/// commands that store data, for other commands, and for unsolicited data.
+/// for unsolicited data (48 MiB if that is less). In addition, each session has its two buffers and three times
+/// [`headwater_block::budget::OWN_BYTES`]: for commands that store data, for other commands, and for unsolicited data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at the same time, including those that have not logged in. Further connections are closed

@@ -2,8 +2,8 @@
 //! failed on which key.
 //!
 //! A request is sent again if its failure may be temporary: no connection, no credentials yet, no answer in time, a
-//! cut answer, a status of 500 and above, 429, or 408. It is sent at most [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times.
-//! The pauses double from [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. There is no retry if
+//! cut answer, a status of 500 and above, 429, or 408. It is sent at most
+//! [`REQUEST_ATTEMPTS`](super::REQUEST_ATTEMPTS) times. The pauses double from [`REQUEST_PAUSE`](super::REQUEST_PAUSE) up to [`PAUSE_MAX`]. There is no retry if
 //! the server refuses the request (401, 403, 404, 412), lacks space (507, or a code that says so), or does
 //! not know the request (501).
 //!
@@ -455,7 +455,8 @@ impl Bucket {
     }
 
     /// Writes a key and returns its new tag. If a conditional write failed after an attempt that may have reached the
-    /// server, or is refused after a failed attempt, it reads the key to learn what the attempts did. An unconditional write can simply be repeated.
+    /// server, or is refused after a failed attempt, it reads the key to learn what the attempts did. An unconditional
+    /// write can simply be repeated.
     pub(super) fn put(&self, key: &str, bytes: &Bytes, condition: &Condition) -> Result<String, Refusal> {
         let work = self.clone().put_later(key.to_owned(), bytes.clone(), condition.clone());
         let (refusal, doubt) = match self.wait(work)? {
