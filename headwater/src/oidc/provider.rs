@@ -207,7 +207,8 @@ impl Provider {
         check_times(&claims, now_ms)?;
         let is_other = |party: &Value| party.as_str() != Some(self.client_id.as_str());
         if claims.get("azp").is_some_and(is_other) {
-            return Err(refused("the ID token was issued to another client"));
+            return Err(refused("the ID token was issued to another client")
+                .advise("ask the administrator of the daemon to check --oidc-client-id"));
         }
         if claims.get("nonce").and_then(Value::as_str) != Some(nonce) {
             return Err(refused("the ID token belongs to another login"));

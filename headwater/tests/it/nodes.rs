@@ -368,7 +368,7 @@ fn machines_of_a_lost_host_run_on_another_one() {
     let flags = controller.flags.clone();
     let dir = controller.daemon.kill();
     wait_until("the machine is off", || c.machine("moves-1")["state"] == "stopped");
-    c.cli(&["machine", "start", "moves-1"]).fails(1, &["has not heard its controller"]);
+    c.cli(&["machine", "start", "moves-1"]).fails(1, &["has had no contact with its controller"]);
     assert_eq!(b.machine("stays-1")["state"], "running");
     let _controller = Controller::again(dir, flags);
     wait_until("the machine runs again", || c.machine("moves-1")["state"] == "running");

@@ -297,9 +297,10 @@ fn record_other(daemon: &Daemon) {
     reader.cli(&["image", "promote", "tiny@1", "production"]).fails(2, &["only read"]);
     // An edit could never be sealed there.
     let edit = ["image", "edit", "tiny", "--machine", "desk"];
-    reader
-        .cli(&edit)
-        .fails(2, &["cannot edit on machine 'desk'", "reads its store from servers", "has the store itself"]);
+    reader.cli(&edit).fails(
+        2,
+        &["cannot edit an image on machine 'desk'", "reads its store from servers", "has the store itself"],
+    );
     reader.cli(&["machine", "start", "desk", "--wait"]).ok();
     reader.cli(&["machine", "seal", "desk"]).fails(2, &["reads its store from servers"]);
 }

@@ -28,7 +28,8 @@ use crate::fleet::link::{
     CALLER, CONNECTION_WINDOW_BYTES, GENERATION, ROLE, STREAM_WINDOW_BYTES, STREAMS_MAX,
 };
 use crate::fleet::protocol::{
-    AssignedMachine, FromNode, Hello, PROTOCOL, ToNode, read_line, wait_until_ready, write_line,
+    AssignedMachine, FromNode, Hello, PROTOCOL, ToNode, read_line, unexpected_answer, wait_until_ready,
+    write_line,
 };
 use crate::fleet::{BEAT, BEAT_TIMEOUT};
 use crate::operations::{self, create_machine};
@@ -101,12 +102,7 @@ impl Service {
                 generation
             }
             ToNode::Refused(problem) => return Err(problem.during("the controller refuses this node")),
-            ToNode::Joined { .. } | ToNode::Ready => {
-                return Err(Problem::new(
-                    ProblemKind::Invalid,
-                    "the controller's answer cannot be understood",
-                ));
-            }
+            ToNode::Joined { .. } | ToNode::Ready => return Err(unexpected_answer()),
         };
         self.answer_controller(stream, generation, stop).await;
         Ok(())

@@ -184,13 +184,15 @@ impl AssignedMachine {
     }
 }
 
+/// The advice if the other end does not speak this protocol.
+const PROTOCOL_ADVICE: &str =
+    "check whether this is the port of 'serve --nodes', and whether both have the same release";
+
 /// Reads a line, but no byte after it, because those belong to HTTP.
 pub async fn read_line<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     who: &str,
 ) -> Result<T, Problem> {
-    const ADVICE: &str =
-        "check whether this is the port of 'serve --nodes', and whether both have the same release";
     let failed = |why: String| Problem::new(ProblemKind::Unavailable, format!("{who} {why}"));
     let read = async {
         let mut line = Vec::new();
@@ -202,7 +204,7 @@ pub async fn read_line<T: DeserializeOwned>(
                     let why = format!(
                         "does not speak the protocol of nodes: its line is longer than {LINE_MAX_BYTES} bytes"
                     );
-                    return Err(failed(why).advise(ADVICE));
+                    return Err(failed(why).advise(PROTOCOL_ADVICE));
                 }
                 Err(error) => return Err(failed(format!("has closed the connection: {error}"))),
             }
@@ -213,7 +215,7 @@ pub async fn read_line<T: DeserializeOwned>(
         line.map_err(|_| failed(format!("sent no complete line within {} s", LINE_TIMEOUT.as_secs())))??;
     serde_json::from_slice(&line).map_err(|error| {
         let message = format!("{who} uses another protocol than this release: {error}");
-        Problem::new(ProblemKind::Invalid, message).advise(ADVICE)
+        Problem::new(ProblemKind::Invalid, message).advise(PROTOCOL_ADVICE)
     })
 }
 
@@ -222,8 +224,14 @@ pub async fn wait_until_ready(stream: &mut (impl AsyncRead + Unpin)) -> Result<(
     match read_line(stream, "the controller").await? {
         ToNode::Ready => Ok(()),
         ToNode::Refused(problem) => Err(problem),
-        _ => Err(Problem::new(ProblemKind::Invalid, "the controller's answer cannot be understood")),
+        _ => Err(unexpected_answer()),
     }
+}
+
+/// The problem of an answer of the controller that is not allowed at its place in the protocol.
+pub(crate) fn unexpected_answer() -> Problem {
+    Problem::new(ProblemKind::Invalid, "the controller's answer does not fit the protocol of nodes")
+        .advise(PROTOCOL_ADVICE)
 }
 
 /// Writes a line.

@@ -57,7 +57,7 @@ pub enum LifecycleError {
     },
     /// The lease of this node is over, so another host may run the machine.
     #[error(
-        "cannot start machine '{0}': this node has not heard its controller for the time of its lease, and another host may run the machine"
+        "cannot start machine '{0}': this node has had no contact with its controller for the time of its lease, and another host may run the machine"
     )]
     FencedOff(String),
     /// The node of its host failed.

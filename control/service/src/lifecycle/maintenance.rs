@@ -27,6 +27,9 @@ use crate::lifecycle::LifecycleError;
 /// How long a daemon waits at its start for the store to report which sessions were sealed.
 const SESSIONS_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The action in errors of [`Service::edit_image`].
+const EDIT: &str = "edit an image on";
+
 impl Service {
     /// Begins a maintenance session on a machine that is off.
     pub(crate) async fn edit_image(
@@ -36,24 +39,23 @@ impl Service {
         caller: &Caller,
     ) -> Result<(PersistentDisk, MachineRecord), LifecycleError> {
         let (_turn, record) = self.turn_of(machine).await?;
-        Self::is_vm("edit an image on", &record)?;
-        self.must_be_own("edit an image on", &record).await?;
-        self.can_seal("edit on", machine)?;
+        Self::is_vm(EDIT, &record)?;
+        self.must_be_own(EDIT, &record).await?;
+        self.can_seal(EDIT, machine)?;
         let uuid = record.uuid;
         if let Some(state) = self.not_off(&record) {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
             return Err(LifecycleError::StillOn { what, machine, state });
         }
         self.not_in_maintenance("begin a maintenance session on", &record).await?;
-        let _using =
-            self.using_versions_for(uuid).await.map_err(LifecycleError::backend("edit on", machine))?;
+        let _using = self.using_versions_for(uuid).await.map_err(LifecycleError::backend(EDIT, machine))?;
         let newest = ImageRef { image: image.to_owned(), version: None, channel: Some(Channel::Maintenance) };
         let version = self.unless_given_up(uuid, self.images().resolve(&newest)).await;
-        let version = version.map_err(LifecycleError::backend("edit on", machine))?;
+        let version = version.map_err(LifecycleError::backend(EDIT, machine))?;
         let disk = self.new_disk(uuid, Purpose::MaintenanceSession, &version, caller)?;
         if let Err(e) = self.retain_disk(&disk, machine).await {
             self.release_disk(&disk).await;
-            return Err(LifecycleError::backend("edit on", machine)(e));
+            return Err(LifecycleError::backend(EDIT, machine)(e));
         }
         let mut repo = self.db().write().await?;
         let added = repo.persistent_disks().add(&disk).await;
