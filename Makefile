@@ -136,11 +136,13 @@ upgrade: rust ## what a version adds to a store after `apt upgrade` of Debian's 
 soak: rust ## half an hour of load on eight volumes, with limits changed at random and a disk that fails
 	HEADWATER_SOAK_SECONDS=$${SECONDS_TO_RUN:-1800} cargo test --release --locked --package headwater-volume --test soak -- --nocapture $(ARGS)
 
-long: rust ## the tests of random operations, crashes and schedules at full length, of which `make test` runs an eighth
+long: rust ## the tests of random operations, crashes and schedules at full length, of which `make test` runs an eighth; a guest under QEMU alone
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS)
 	HEADWATER_LONG=1 cargo test --locked --package headwater-volume --package headwater-store --package headwater-writecache $(ARGS)
 	HEADWATER_LONG=1 cargo test --locked --package headwater-writecache --features shuttle --test schedules $(ARGS)
 	HEADWATER_LONG=1 cargo test --locked --package headwater --test it $(ARGS) -- disk_crash::
+	guest/build
+	cargo test --locked --package headwater-qemu --test debian $(ARGS)
 
 filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what the kernel and their tools read (as root): VOLUMES=200
 	@xtask/need $(TEST_TOOLS)

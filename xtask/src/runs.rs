@@ -17,7 +17,6 @@ const LONG: &[&str] = &[
     "study_guest",
     "schedules",
     "crash",
-    "debian",
     "claims",
     "ladder_on_disk",
     "soak",
@@ -39,15 +38,13 @@ const LONG: &[&str] = &[
     "maintenance",
 ];
 
-/// Programs that boot the guest, which is built after everything else.
-const GUEST: &[&str] = &["debian", "boot"];
-
-/// The packages whose tests run the product's program. It exists only when everything is built, and may be
-/// linked after the tests.
+/// The packages whose tests run the product's program, or boot the guest. Both exist only when everything is built: the
+/// program may be linked after the tests.
 const WITH_PROGRAM: &[&str] = &["headwater", "studies"];
 
-/// Tests with real clients that take minutes: built here for their lints, and run by `make conformance`.
-const CONFORMANCE: &[&str] = &["vhost_user"];
+/// Tests that take minutes, built here for their lints: `vhost_user`, with real clients, is run by `make conformance`, and `debian`, most of
+/// which the guests of other tests show too, by `make long`.
+const ELSEWHERE: &[&str] = &["vhost_user", "debian"];
 
 /// How often a program that runs for longer is reported.
 const STILL: Duration = Duration::from_secs(30);
@@ -105,7 +102,7 @@ impl Queue {
     pub fn add(&self, program: Program) {
         if self.takes_all {
             lock(&self.state).waiting.push(program);
-        } else if !CONFORMANCE.contains(&program.name.as_str()) {
+        } else if !ELSEWHERE.contains(&program.name.as_str()) {
             let parts = program.parts();
             lock(&self.state).waiting.extend(parts);
         }
@@ -119,10 +116,8 @@ impl Queue {
             // While the compiler runs, one program runs beside it, so that the processors are busy when
             // either waits.
             let is_whole = state.is_whole;
-            let is_ready = |program: &Program| {
-                !GUEST.contains(&program.name.as_str())
-                    && !WITH_PROGRAM.iter().any(|package| program.package.ends_with(package))
-            };
+            let is_ready =
+                |program: &Program| !WITH_PROGRAM.iter().any(|package| program.package.ends_with(package));
             let fits = |program: &Program| is_whole || (is_first && is_ready(program));
             let place = |name: &str| LONG.iter().position(|long| *long == name).unwrap_or(LONG.len());
             let programs = state.waiting.iter().enumerate().filter(|(_, program)| fits(program));
@@ -381,21 +376,20 @@ mod tests {
             &["-c", script],
             |_| {},
             |queue| {
-                add(queue, "debian");
                 add(queue, "headwater");
                 add(queue, "studies");
                 add(queue, "first");
                 wait_for("first");
                 add(queue, "second");
                 std::thread::sleep(Duration::from_millis(300));
-                let others = ["debian", "headwater", "studies", "second"].map(has_begun);
+                let others = ["headwater", "studies", "second"].map(has_begun);
                 std::fs::write(dir.join("end"), "").unwrap();
                 wait_for("second");
-                (others, ["debian", "headwater", "studies"].map(has_begun))
+                (others, ["headwater", "studies"].map(has_begun))
             },
         );
-        assert_eq!(fed, ([false; 4], [false; 3]));
-        assert!(ends.all_good && has_begun("debian") && has_begun("headwater"));
+        assert_eq!(fed, ([false; 3], [false; 2]));
+        assert!(ends.all_good && has_begun("headwater") && has_begun("studies"));
         std::fs::remove_dir_all(dir).unwrap();
     }
 

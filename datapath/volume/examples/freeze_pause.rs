@@ -47,7 +47,11 @@ fn main() {
     println!("{changed_mib} MiB of changes");
     println!(
         "{:>10} {:>23} {:>23} {:>20} {:>10}",
-        "freeze us", "longest write before us", "longest write during us", "mean write during ns", "release ms"
+        "freeze us",
+        "longest write before us",
+        "longest write during us",
+        "mean write during ns",
+        "release ms"
     );
     for round in 0..rounds {
         let (longest, over) = (AtomicU64::new(0), AtomicBool::new(false));

@@ -88,7 +88,7 @@ async fn export(client: Client, path: &Path, json: bool) -> anyhow::Result<()> {
         let checked = lines.split_inclusive('\n').try_for_each(|line| {
             check.add(line.trim_end_matches('\n'))?;
             good_bytes = good_bytes.saturating_add(line.len());
-            Ok(())
+            Ok::<(), AuditError>(())
         });
         file.write_all(lines.as_bytes().get(..good_bytes).unwrap_or_default()).with_context(cannot)?;
         if let Err(error) = checked {

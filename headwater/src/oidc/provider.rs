@@ -240,10 +240,8 @@ impl Provider {
                 refused(format!("the ID token is for another client than {client_id}"))
                     .advise("ask the administrator of the daemon to check --oidc-client-id")
             }
-            ErrorKind::InvalidIssuer => {
-                refused(format!("the ID token is of another issuer than {issuer}"))
-                    .advise("ask the administrator of the daemon to check --oidc-issuer")
-            }
+            ErrorKind::InvalidIssuer => refused(format!("the ID token is of another issuer than {issuer}"))
+                .advise("ask the administrator of the daemon to check --oidc-issuer"),
             ErrorKind::InvalidSignature => {
                 refused(format!("the signature of the ID token is not valid for {issuer}"))
             }

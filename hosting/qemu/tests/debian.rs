@@ -1,6 +1,6 @@
 //! Tests with a real Debian guest: boot, identity, commands through the agent, power button, restart.
 //!
-//! It is built by `guest/build`, which `make test` runs before the tests.
+//! It is built by `guest/build`, which `make long` runs before it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

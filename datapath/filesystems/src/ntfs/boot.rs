@@ -45,7 +45,9 @@ impl Layout {
         let long = |at| u64_at(boot, at).ok_or_else(missing);
         let sector_bytes = u64::from(u16_at(boot, 11).ok_or_else(missing)?);
         if !sector_bytes.is_power_of_two() || !(256..=4096).contains(&sector_bytes) {
-            return Err(fault(format!("its boot sector is damaged: {sector_bytes} is not a size of sectors")));
+            return Err(fault(format!(
+                "its boot sector is damaged: {sector_bytes} is not a size of sectors"
+            )));
         }
         // More than 64 KiB in a cluster is a negative power of two.
         let sectors = match byte(13)? {

@@ -29,9 +29,8 @@ pub(super) fn each_entry(
     found: &mut dyn FnMut(Reference, FileName<'_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
     let missing = |what: &str| fault(format!("a directory has no {what}"));
-    let root = volume
-        .contents(directory, types::INDEX_ROOT, &is_names)?
-        .ok_or_else(|| missing("index root"))?;
+    let root =
+        volume.contents(directory, types::INDEX_ROOT, &is_names)?.ok_or_else(|| missing("index root"))?;
     let Contents::Resident(root) = root else { return Err(missing("index root in its file record")) };
     entries(root.get(16..).unwrap_or_default(), found)?;
     let Some(blocks) = volume.contents(directory, types::INDEX_ALLOCATION, &is_names)? else { return Ok(()) };

@@ -72,8 +72,7 @@ fn free(there: &Path) -> Check {
     };
     let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let text = format!("{} free in {}", size::format(free_bytes), there.display());
-    let advice =
-        "free space, choose another directory ('data-dir' in the configuration, or --data-dir), or create machines with a smaller --disk";
+    let advice = "free space, choose another directory ('data-dir' in the configuration, or --data-dir), or create machines with a smaller --disk";
     if free_bytes < LEAST_FREE_BYTES {
         Check::fail(CHECK, text, advice)
     } else if free_bytes < ONE_MACHINE_BYTES {
