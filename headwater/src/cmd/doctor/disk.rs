@@ -66,17 +66,18 @@ fn free(there: &Path) -> Check {
             return Check::fail(
                 CHECK,
                 format!("cannot determine the free space of {}: {e}", there.display()),
-                "check that its file system is mounted, and that this user may enter the directory",
+                "mount it",
             );
         }
     };
     let free_bytes = found.f_bavail.saturating_mul(found.f_frsize);
     let text = format!("{} free in {}", size::format(free_bytes), there.display());
-    let advice = "free space, choose another directory ('data-dir' in the configuration, or --data-dir), or create machines with a smaller --disk";
+    let advice = "free space, or choose another directory ('data-dir' in the configuration, or --data-dir)";
     if free_bytes < LEAST_FREE_BYTES {
         Check::fail(CHECK, text, advice)
     } else if free_bytes < ONE_MACHINE_BYTES {
-        Check::warn(CHECK, format!("{text}: a machine with the default --disk 10G cannot start"), advice)
+        let text = format!("{text}: a machine with the default --disk 10G cannot start");
+        Check::warn(CHECK, text, format!("{advice}, or create machines with a smaller --disk"))
     } else {
         Check::ok(CHECK, text)
     }
@@ -88,11 +89,7 @@ fn speed(there: &Path) -> Check {
         Ok(took) => (took.as_secs_f64().max(0.001), WRITTEN_BYTES),
         Err(e) => {
             let found = format!("cannot write {} in {}: {e}", size::format(WRITTEN_BYTES), there.display());
-            let advice = match e.kind() {
-                std::io::ErrorKind::PermissionDenied => "run this as root, or as the user of the daemon",
-                _ => "check the disk and its free space",
-            };
-            return Check::warn(CHECK, found, advice);
+            return Check::warn(CHECK, found, "run this as root, or as the user of the daemon");
         }
     };
     let mib_s = (bytes >> 20) as f64 / took_s;
