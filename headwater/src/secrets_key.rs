@@ -251,7 +251,7 @@ mod tests {
         file.write(&[3; SECRETS_KEY_BYTES]).unwrap();
         assert!(refused(&file, dir.path()).await.contains("with another key than that in"));
         std::fs::write(&file.path, "0123\n").unwrap();
-        assert!(refused(&file, dir.path()).await.contains("does not hold 64 hexadecimal digits"));
+        assert!(refused(&file, dir.path()).await.contains("it is not 64 hexadecimal digits"));
     }
 
     #[tokio::test]

@@ -165,8 +165,8 @@ mod tests {
             ("postgres://anna@h/hw?password=secret", "has a password"),
             ("postgres://anna:se?cret@h/hw", "has a password"),
             ("postgres://anna:se/cret@h/hw", "has a password"),
-            ("postgres://anna@h", "does not name one"),
-            ("postgres://anna@h/", "does not name one"),
+            ("postgres://anna@h", "does not name a database"),
+            ("postgres://anna@h/", "does not name a database"),
             ("postgres://anna@h/hw?ssl=on", "parameter 'ssl'"),
             ("postgres://anna@h:many/hw", "cannot be read"),
         ] {
