@@ -561,7 +561,7 @@ mod tests {
         let message = found.message();
         let (start, rest) = message.split_once("; it affects a@1: machine 'm0' boots it, ").unwrap();
         assert_eq!(start, "the version is damaged: the manifest aa is damaged");
-        let (users, files) = rest.split_once("; cannot be read because of that: ").unwrap();
+        let (users, files) = rest.split_once("; files that cannot be read because of that: ").unwrap();
         assert!(users.ends_with("a@1: machine 'm7' boots it and 13 more"), "{message}");
         assert!(files.starts_with("partition 0: /etc/large.conf, xxx") && files.len() < 200, "{message}");
         // A part that could not be examined is not a file.

@@ -283,7 +283,7 @@ mod tests {
         for (sent, why) in [
             (&b"GET / HTTP/1.1\n"[..], "uses another protocol"),
             (&b"{\"welcome\""[..], "closed the connection"),
-            (&long[..], "more than 65536 bytes"),
+            (&long[..], "longer than 65536 bytes"),
         ] {
             let (mut near, mut far) = tokio::io::duplex(1 << 20);
             near.write_all(sent).await.unwrap();
