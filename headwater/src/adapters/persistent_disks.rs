@@ -55,6 +55,22 @@ fn id_of(name: &std::ffi::OsStr) -> Option<Uuid> {
     Uuid::parse_str(id.unwrap_or(name)).ok()
 }
 
+/// A file that marks a disk in a directory of keys. `None`: no machine uses a disk, and none lacks its last writes.
+pub fn mark_in(keys_dir: &Path) -> std::io::Result<Option<PathBuf>> {
+    let entries = match std::fs::read_dir(keys_dir) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        if id_of(&name).is_some() && name.as_encoded_bytes().ends_with(INCOMPLETE.as_bytes()) {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}
+
 impl PersistentDiskFiles {
     /// Disks in these directories.
     pub fn new(cache_dir: PathBuf, keys_dir: PathBuf) -> Self {

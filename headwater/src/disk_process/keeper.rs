@@ -14,13 +14,14 @@
 //! | by SIGKILL, from somebody, or from the kernel because memory is short | another one, always |
 //! | otherwise, while it took a disk over, and it was the third time within a minute | another one, without that disk |
 //! | otherwise, for the fourth time within a minute | the keeper ends, and all machines with it |
-//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program. If it refuses to hand them over, or is late, it does not end |
+//! | after it was told to hand its disks over ([`super::upgrade`]) | that of the new program. If it refuses to hand them over, it does not end. If it is late, it is killed, unless a persistent disk may be in use: then it does not end |
 //! | after it was told to give its disks back, because it is the new program's and does not serve them in time | that of the old program. If it cannot save persistent disks, it does not end, and the new program goes on |
 //! | otherwise | another one; after two times within a minute it takes the disks over one by one, and waits after each |
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,6 +35,7 @@ use tokio::process::Child;
 use super::kept::{LISTENER, LOCK, MEMORY, Message, SETTINGS, is_of, is_request, receive, send, watched};
 use super::server::lock;
 use super::upgrade::{self, Asked, HANDED_OVER, Versions};
+use crate::adapters::persistent_disks;
 use crate::data_dir::DataDir;
 use crate::signals::EndSignals;
 
@@ -47,6 +49,8 @@ const CRASHES_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a disk process may take to hand its disks over, or to give them back. A persistent disk is saved then.
 const HANDS_OVER_WITHIN: Duration = Duration::from_secs(60);
+/// How long the reader of the marks of persistent disks may take. The disk of the host may hang.
+const MARKS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the disk process of a new program may take to serve the disks.
 const SERVES_WITHIN: Duration = Duration::from_secs(10);
 
@@ -85,7 +89,7 @@ pub fn keep(data_dir: &DataDir) -> anyhow::Result<u8> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let control = upgrade::listen(data_dir)?;
-    runtime.context("cannot start the keeper of disks")?.block_on(keep_on(kept, control))
+    runtime.context("cannot start the keeper of disks")?.block_on(keep_on(kept, control, data_dir.keys()))
 }
 
 /// A tmpfs that was mounted for the memory of write caches, below the data directory.
@@ -106,6 +110,8 @@ struct Keeping {
     kept: BTreeMap<String, OwnedFd>,
     /// The UUID of the machine whose disk is being taken over, or nothing.
     taken_over: String,
+    /// The directory of the marks of persistent disks.
+    keys: PathBuf,
     crashes: Crashes,
     /// The program of disk processes. `None`: that of the keeper.
     program: Option<OwnedFd>,
@@ -192,13 +198,14 @@ impl Crashes {
     }
 }
 
-async fn keep_on(kept: BTreeMap<String, OwnedFd>, control: OwnedFd) -> anyhow::Result<u8> {
+async fn keep_on(kept: BTreeMap<String, OwnedFd>, control: OwnedFd, keys: PathBuf) -> anyhow::Result<u8> {
     let mut signals = EndSignals::catch_with(false)?;
     let _hang_up = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let control = watched(control).context("cannot start the keeper of disks")?;
     let mut keeping = Keeping {
         kept,
         taken_over: String::new(),
+        keys,
         crashes: Crashes::default(),
         program: None,
         versions: Versions::own(),
@@ -367,10 +374,25 @@ impl Keeping {
         let within = HANDS_OVER_WITHIN.as_secs();
         match upgrade.step {
             Step::HandsOver => {
+                // Stopped, so that no use of a persistent disk begins between the look and the kill.
+                let is_stopped = is_stopped(child);
+                tell(child, Signal::STOP);
+                let Err(why) = no_persistent_disk(self.keys.clone()).await else {
+                    tracing::error!(
+                        "the disk process has not handed its disks over after {within} s, and no machine uses a persistent disk: it is killed"
+                    );
+                    self.upgrade = Some(upgrade);
+                    tell(child, Signal::KILL);
+                    return true;
+                };
+                if !is_stopped {
+                    tell(child, Signal::CONT);
+                }
                 let id = child.id().unwrap_or_default();
                 let text = format!(
-                    "the disk process ({id}) has not handed its disks over after {within} s, and is left alone: killing it loses the last \
-                     writes to persistent disks, if it has any; see whether a disk of the host hangs"
+                    "the disk process ({id}) has not handed its disks over after {within} s, and is left alone, because {why}: see whether a \
+                     disk of the host hangs; if guests wait, 'kill -KILL {id}' has another process take over all disks except persistent ones, \
+                     which lose what was not flushed"
                 );
                 upgrade.asked.answer(Err(text)).await;
                 false
@@ -541,6 +563,24 @@ fn is_stopped(child: &Child) -> bool {
     state.trim_start().starts_with(['T', 't'])
 }
 
+/// Fails if a persistent disk may be in use, and says why.
+async fn no_persistent_disk(keys: PathBuf) -> Result<(), String> {
+    let (say, said) = tokio::sync::oneshot::channel();
+    let place = keys.display().to_string();
+    // On a thread of its own, for which nobody waits at the end: the disk of the host may hang.
+    let look = move || drop(say.send(persistent_disks::mark_in(&keys)));
+    let started = std::thread::Builder::new().name("hw-marks".into()).spawn(look);
+    started.map_err(|error| format!("{place} cannot be read ({error})"))?;
+    match tokio::time::timeout(MARKS_WITHIN, said).await {
+        Ok(Ok(Ok(None))) => Ok(()),
+        Ok(Ok(Ok(Some(mark)))) => {
+            Err(format!("{} marks a persistent disk that may be in use", mark.display()))
+        }
+        Ok(Ok(Err(error))) => Err(format!("{place} cannot be read ({error})")),
+        Ok(Err(_)) | Err(_) => Err(format!("{place} cannot be read within {} s", MARKS_WITHIN.as_secs())),
+    }
+}
+
 fn tell(child: &Child, signal: Signal) {
     let pid = child.id().and_then(|id| i32::try_from(id).ok()).and_then(rustix::process::Pid::from_raw);
     if let Some(pid) = pid
@@ -565,10 +605,15 @@ async fn hand_over(socket: &AsyncFd<OwnedFd>, kept: &BTreeMap<String, OwnedFd>) 
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use uuid::Uuid;
+
     use super::*;
+    use crate::adapters::persistent_disks::PersistentDiskFiles;
 
     /// A keeper with an upgrade at a step, for a disk of a machine; the user who waits for it.
-    fn upgrading(step: Step) -> (Keeping, OwnedFd) {
+    fn upgrading(step: Step, keys: &Path) -> (Keeping, OwnedFd) {
         let (here, there) = pair().unwrap();
         rustix::io::ioctl_fionbio(&there, true).unwrap();
         let program = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
@@ -577,6 +622,7 @@ mod tests {
         let keeping = Keeping {
             kept: BTreeMap::new(),
             taken_over: String::new(),
+            keys: keys.to_owned(),
             crashes: Crashes::default(),
             program: None,
             versions: versions.clone(),
@@ -597,18 +643,25 @@ mod tests {
     #[tokio::test]
     async fn a_late_disk_process_with_persistent_disks_is_not_killed() {
         let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
-        let (mut keeping, user) = upgrading(Step::HandsOver);
+        let keys = tempfile::tempdir().unwrap();
+        let files = PersistentDiskFiles::new(keys.path().join("cache"), keys.path().to_owned());
+        let id = Uuid::from_u128(7);
+        files.begin_use(id).unwrap();
+        let (mut keeping, user) = upgrading(Step::HandsOver, keys.path());
         assert!(!keeping.late(&child).await && keeping.upgrade.is_none() && keeping.program.is_none());
         let text = failure(&user);
         assert!(text.contains("has not handed its disks over") && text.contains("left alone"), "{text}");
+        assert!(text.contains(&format!("disk-{id}.incomplete marks")), "{text}");
+        // It goes on.
+        headwater_testkit::wait_until("the process goes on", || !is_stopped(&child));
         // A new program has the disk, which is not held here any more.
-        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()), keys.path());
         assert!(!keeping.late(&child).await && keeping.upgrade.is_none() && keeping.program.is_some());
         let text = failure(&user);
         assert!(text.contains("does not give them back") && text.contains("it goes on"), "{text}");
         assert!(child.try_wait().unwrap().is_none());
         // It has none: it is held here.
-        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()), keys.path());
         let request = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
         keeping.kept.insert("6f1c2a54-0000-4000-8000-000000000001 request".to_owned(), request);
         assert!(keeping.late(&child).await);
@@ -619,9 +672,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_late_disk_process_without_persistent_disks_is_killed_and_the_upgrade_goes_on() {
+        let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
+        let keys = tempfile::tempdir().unwrap();
+        let files = PersistentDiskFiles::new(keys.path().join("cache"), keys.path().to_owned());
+        // The disk was used, and its last writes are saved.
+        let id = Uuid::from_u128(7);
+        files.begin_use(id).unwrap();
+        files.set_incomplete(id, false).unwrap();
+        let (mut keeping, _user) = upgrading(Step::HandsOver, keys.path());
+        assert!(keeping.late(&child).await);
+        let status = child.wait().await.unwrap();
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        assert!(keeping.goes_on_with_upgrade(status, false).await);
+        assert!(keeping.upgrade.is_some_and(|upgrade| upgrade.step == Step::TakesOver));
+    }
+
+    #[tokio::test]
     async fn a_late_new_program_is_told_to_give_its_disks_back() {
         let mut child = tokio::process::Command::new("sleep").arg("600").kill_on_drop(true).spawn().unwrap();
-        let (mut keeping, user) = upgrading(Step::TakesOver);
+        let (mut keeping, user) = upgrading(Step::TakesOver, Path::new("/"));
         assert!(!keeping.late(&child).await);
         // That is no disk process, and so the signal ends it.
         let status = child.wait().await.unwrap();
@@ -631,7 +701,7 @@ mod tests {
         assert!(text.contains("has not served the disks within 10 s"), "{text}");
         assert!(text.contains("the old program serves the disks again"), "{text}");
         // A refusal to give them back leaves it in charge.
-        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()));
+        let (mut keeping, user) = upgrading(Step::GivesBack(Instant::now()), Path::new("/"));
         keeping.refuses(7, "a persistent disk cannot be saved".to_owned()).await;
         assert!(keeping.upgrade.is_none() && keeping.program.is_some());
         assert!(failure(&user).contains("(a persistent disk cannot be saved): it goes on"));
