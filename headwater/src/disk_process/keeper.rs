@@ -49,6 +49,8 @@ const CRASHES_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a disk process may take to hand its disks over, or to give them back. A persistent disk is saved then.
 const HANDS_OVER_WITHIN: Duration = Duration::from_secs(60);
+/// How long a new program may take to end if all disks are held here: it has none to save.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the reader of the marks of persistent disks may take. The disk of the host may hang.
 const MARKS_WITHIN: Duration = Duration::from_secs(5);
 /// How long the disk process of a new program may take to serve the disks.
@@ -449,6 +451,7 @@ impl Keeping {
         Some(match upgrade.step {
             Step::HandsOver => upgrade.begun + HANDS_OVER_WITHIN,
             Step::TakesOver => started.max(self.progress) + SERVES_WITHIN,
+            Step::GivesBack(since) if self.disks() >= upgrade.disks => since + ENDS_WITHIN,
             Step::GivesBack(since) => since + HANDS_OVER_WITHIN,
         })
     }
@@ -705,6 +708,17 @@ mod tests {
         keeping.refuses(7, "a persistent disk cannot be saved".to_owned()).await;
         assert!(keeping.upgrade.is_none() && keeping.program.is_some());
         assert!(failure(&user).contains("(a persistent disk cannot be saved): it goes on"));
+    }
+
+    #[tokio::test]
+    async fn a_new_program_without_a_disk_has_less_time_to_end() {
+        let since = Instant::now();
+        let (mut keeping, _user) = upgrading(Step::GivesBack(since), Path::new("/"));
+        // It has the disk, and may have to save it.
+        assert_eq!(keeping.deadline(since), Some(since + HANDS_OVER_WITHIN));
+        let request = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        keeping.kept.insert("6f1c2a54-0000-4000-8000-000000000001 request".to_owned(), request);
+        assert_eq!(keeping.deadline(since), Some(since + ENDS_WITHIN));
     }
 
     #[test]
