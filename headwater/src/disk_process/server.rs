@@ -5,6 +5,7 @@
 //! before this one, one thread for each connection. It ends by closing all disks, or by handing them over to the next process.
 
 mod calls;
+mod late_open;
 mod recovery;
 mod running;
 
@@ -30,6 +31,7 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use uuid::Uuid;
 
+use self::late_open::LateOpen;
 use self::running::RunningCalls;
 use super::first_call::{self, Early};
 use super::kept::{Handed, Keeper, LISTENER, LOCK};
@@ -78,7 +80,6 @@ struct Entry {
 /// The chunk cache, once it is open.
 struct Host {
     chunk_cache: Option<Arc<DiskCache>>,
-    opened: OnceLock<OpenStore>,
 }
 
 /// The store and the write caches, once the daemon has opened the store.
@@ -94,6 +95,7 @@ struct Shared {
     settings: Settings,
     sandbox: Sandbox,
     host: OnceLock<Host>,
+    opened: LateOpen<OpenStore>,
     /// Held while the chunk cache or the store is opened.
     beginning: Mutex<()>,
     disks: Mutex<BTreeMap<Uuid, Entry>>,
@@ -191,6 +193,7 @@ impl Prepared {
             settings,
             sandbox,
             host: OnceLock::new(),
+            opened: LateOpen::default(),
             beginning: Mutex::new(()),
             disks: Mutex::default(),
             holds: AtomicUsize::new(connections.iter().filter(|connection| connection.is_held).count()),
@@ -337,7 +340,10 @@ impl Shared {
             );
             return Ok(Err(text));
         }
-        let Some(volumes) = self.opened_volumes() else { return Ok(Ok(())) };
+        // Without a store, this process has taken over no disk, and takes over none any more: the keeper holds all.
+        let Some(volumes) = self.opened.get_or_refuse().map(|opened| Arc::clone(&opened.volumes)) else {
+            return Ok(Ok(()));
+        };
         let checked = Arc::clone(&volumes);
         let checking = tokio::task::spawn_blocking(move || checked.can_hand_over());
         match tokio::time::timeout(SAVED_WITHIN, checking).await {
@@ -378,7 +384,7 @@ impl Shared {
     }
 
     async fn close_all(&self, notifier: &Notifier) {
-        if let Some(opened) = self.host.get().and_then(|host| host.opened.get()) {
+        if let Some(opened) = self.opened.get() {
             // A guest whose reads wait would hold the end up, and its disk goes anyway.
             opened.volumes.close_store();
         }
@@ -419,8 +425,7 @@ impl Shared {
     }
 
     fn opened_volumes(&self) -> Option<Arc<Volumes>> {
-        let opened = self.host.get().and_then(|host| host.opened.get())?;
-        Some(Arc::clone(&opened.volumes))
+        self.opened.get().map(|opened| Arc::clone(&opened.volumes))
     }
 
     fn volumes(&self) -> Result<Arc<Volumes>, BackendError> {
@@ -489,7 +494,7 @@ impl Shared {
     fn open_host(&self) -> anyhow::Result<()> {
         if self.host.get().is_none() {
             let chunk_cache = self.settings.stream().open_disk()?;
-            let _ = self.host.set(Host { chunk_cache, opened: OnceLock::new() });
+            let _ = self.host.set(Host { chunk_cache });
         }
         Ok(())
     }
@@ -499,8 +504,9 @@ impl Shared {
         let _alone = self.beginning.lock();
         self.open_host()?;
         let host = self.host.get().context("the chunk cache is not open")?;
-        if host.opened.get().is_none() {
-            let _ = host.opened.set(open(&self.settings, host.chunk_cache.clone(), &self.keeper)?);
+        if self.opened.get().is_none() {
+            let opened = open(&self.settings, host.chunk_cache.clone(), &self.keeper)?;
+            anyhow::ensure!(self.opened.set(opened), "the disks are handed over to another program");
         }
         Ok(())
     }
@@ -525,7 +531,7 @@ impl Shared {
     }
 
     fn outbox(&self) -> Option<&TraceOutbox> {
-        self.host.get()?.opened.get()?.outbox.as_deref()
+        self.opened.get()?.outbox.as_deref()
     }
 
     fn known(&self) -> Option<&DiskCache> {
