@@ -1,5 +1,7 @@
 //! The statements that add to the history and read it.
 
+use std::sync::Once;
+
 use async_trait::async_trait;
 use headwater_api::{Change, Event, Filter, audit};
 
@@ -24,18 +26,34 @@ const COLUMNS: &str = "id, at_ms, caller, subject, action, detail, change";
 
 pub(super) struct Events<'a>(pub(super) &'a mut Unit);
 
+/// Whether the log has the warning of an unreadable change. A list may have many.
+static IS_UNREADABLE_LOGGED: Once = Once::new();
+
+/// The change of an event. A damaged one must not hide the event, and with it a page of the history.
+fn change(row: &Row, id: i64) -> Result<Option<Change>, DbError> {
+    let text: Option<String> = row.get("change")?;
+    let change = text.as_deref().and_then(Change::parse);
+    if text.is_some() && change.is_none() {
+        IS_UNREADABLE_LOGGED.call_once(|| {
+            tracing::error!(
+                event = id,
+                "the values that an event changed cannot be read: such events are shown without them"
+            );
+        });
+    }
+    Ok(change)
+}
+
 fn event(row: &Row) -> Result<Event, DbError> {
-    let change: Option<String> = row.get("change")?;
-    let read =
-        |text: String| Change::parse(&text).ok_or(DbError::Unreadable { column: "change", found: text });
+    let id = row.get("id")?;
     Ok(Event {
-        id: row.get("id")?,
+        id,
         at_ms: row.number("at_ms")?,
         caller: row.get("caller")?,
         subject: row.get("subject")?,
         action: row.get("action")?,
         detail: row.get("detail")?,
-        change: change.map(read).transpose()?,
+        change: change(row, id)?,
     })
 }
 

@@ -172,6 +172,29 @@ async fn a_secret_that_was_copied_to_another_row_is_refused() {
 }
 
 #[tokio::test]
+async fn an_event_whose_change_is_damaged_is_shown_without_it() {
+    use headwater_api::Change;
+    use headwater_db::NewEvent;
+    use sqlx::ConnectOptions as _;
+
+    let (dir, db) = fresh().await;
+    let change = Change::of("cpus", 1, 2);
+    let mut repo = db.write().await.unwrap();
+    for subject in ["machine a", "machine b", "machine c"] {
+        let event = suite::event(subject, "x");
+        repo.events().append(NewEvent { change: change.clone(), ..event }).await.unwrap();
+    }
+    repo.save().await.unwrap();
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(dir.path().join("headwater.db"));
+    let damage = "UPDATE events SET change = substr(change, 1, 9) WHERE subject = 'machine b'";
+    sqlx::query(damage).execute(&mut options.connect().await.unwrap()).await.unwrap();
+    let events = db.read().await.unwrap().events().newest(None, 9).await.unwrap();
+    let shown: Vec<_> = events.into_iter().map(|event| (event.subject, event.change)).collect();
+    let expected = [("machine c", change.clone()), ("machine b", None), ("machine a", change)];
+    assert_eq!(shown, expected.map(|(subject, change)| (subject.to_owned(), change)));
+}
+
+#[tokio::test]
 async fn old_events_are_forgotten() {
     use headwater_db::NewEvent;
     use headwater_db::repository::{KEPT_ACTIONS, KEPT_EVENTS};
