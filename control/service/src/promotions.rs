@@ -2,6 +2,7 @@
 
 use headwater_api::words::time;
 use headwater_api::{Change, Channel, ChannelPointer, ImageVersion, Problem, ProblemKind};
+use serde_json::{Map, Value, json};
 
 use crate::Service;
 use crate::answer::problem;
@@ -115,6 +116,18 @@ pub(crate) fn moved(promotion: &Promotion, before: Option<u64>) -> String {
 pub(crate) fn pointer(promotion: Promotion) -> ChannelPointer {
     let Promotion { channel, version, at_ms, author, image: _ } = promotion;
     ChannelPointer { channel, version, at_ms, author }
+}
+
+/// The fields of a channel in the change of an event: the version to which the channel points, and its scheduled promotion.
+pub(crate) fn channel_fields(channel: Channel, version: Option<u64>, scheduled: Option<&Promotion>) -> Value {
+    let mut fields = Map::new();
+    if let Some(version) = version {
+        fields.insert(channel.name().to_owned(), version.into());
+    }
+    if let Some(Promotion { version, at_ms, .. }) = scheduled {
+        fields.insert(format!("scheduled_{channel}"), json!({ "version": version, "at_ms": at_ms }));
+    }
+    Value::Object(fields)
 }
 
 /// The scheduled promotion that a promotion replaced, in words.

@@ -3,8 +3,9 @@
 use axum::Json;
 use axum::extract::State;
 use headwater_api::words::time;
-use headwater_api::{Channel, ChannelPointer, Problem};
+use headwater_api::{Change, Channel, ChannelPointer, Problem};
 use serde::Deserialize;
+use serde_json::json;
 use utoipa::IntoParams;
 
 use crate::Service;
@@ -12,7 +13,7 @@ use crate::answer::Failure;
 use crate::backend::Promotion;
 use crate::caller::Caller;
 use crate::extract::{Name, Parameters};
-use crate::promotions::{named_image, pointer};
+use crate::promotions::{channel_fields, named_image, pointer};
 
 /// The query parameters.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -49,7 +50,8 @@ pub(super) async fn cancel_promotion(
         let promotion = handle.or_tried(&caller, &image, tried, cancelled).await?;
         let Promotion { channel, version, at_ms, .. } = &promotion;
         let detail = format!("{channel} to version {version} at {}", time(*at_ms));
-        handle.image_changed(&caller, &image, "promotion cancelled", detail).await;
+        let change = Change::between(&channel_fields(*channel, None, Some(&promotion)), &json!({}));
+        handle.image_settings_changed(&caller, &image, "promotion cancelled", detail, change).await;
         Ok(Json(pointer(promotion)))
     };
     service.to_the_end(work).await

@@ -2,7 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use headwater_api::{ImageVersion, NoteRequest, Problem};
+use headwater_api::{Change, ImageVersion, NoteRequest, Problem};
 
 use crate::Service;
 use crate::answer::Failure;
@@ -40,9 +40,14 @@ pub(super) async fn note_image(
         let before = handle.or_tried(&caller, &version.image, ("note change tried", &what), changed).await?;
         // If the note was the same, nothing was changed, and the store has written nothing.
         if before != note {
-            let (before, after) = (quoted(&before), quoted(&note));
-            let detail = format!("version {}, {}, from {before} to {after}", version.number, version.hash);
-            handle.image_changed(&caller, &version.image, "note changed", detail).await;
+            let (told_before, told_after) = (quoted(&before), quoted(&note));
+            let detail =
+                format!("version {}, {}, from {told_before} to {told_after}", version.number, version.hash);
+            // No note is no value.
+            let value = |note: &str| (!note.is_empty()).then(|| note.to_owned());
+            let change = Change::of("note", value(&before), value(&note));
+            let (caller, image) = (&caller, &version.image);
+            handle.image_settings_changed(caller, image, "note changed", detail, change).await;
         }
         version.note = note;
         Ok(Json(version))

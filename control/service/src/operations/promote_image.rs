@@ -10,7 +10,9 @@ use crate::answer::{Explain, Failure};
 use crate::backend::Promotion;
 use crate::caller::Caller;
 use crate::extract::{Body, Name};
-use crate::promotions::{can_be_set, cancelled_promotion, moved, pointer, version_to_promote};
+use crate::promotions::{
+    can_be_set, cancelled_promotion, channel_fields, moved, pointer, version_to_promote,
+};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
@@ -94,20 +96,23 @@ async fn promote(
         author: caller.principal.clone(),
     };
     let mut what = format!("{} to version {}", promotion.channel, promotion.version);
-    let mut change = None;
-    let (action, forgets) = if request.at_ms.is_some() {
+    let channel = promotion.channel;
+    let (action, forgets, change) = if request.at_ms.is_some() {
         what.push_str(&format!(" at {}", time(at_ms)));
         let scheduled = service.images().schedule(&promotion).await;
         let forgets =
             service.or_tried(&caller, &promotion.image, ("promotion tried", &what), scheduled).await?;
-        ("promotion scheduled", forgets)
+        let before = channel_fields(channel, None, forgets.as_ref());
+        let change = Change::between(&before, &channel_fields(channel, None, Some(&promotion)));
+        ("promotion scheduled", forgets, change)
     } else {
         let promoted = service.images().promote(&promotion).await;
         let (before, forgets) =
             service.or_tried(&caller, &promotion.image, ("promotion tried", &what), promoted).await?;
         what = moved(&promotion, before);
-        change = Change::of(promotion.channel.name(), before, promotion.version);
-        ("promoted", forgets)
+        let before = channel_fields(channel, before, forgets.as_ref());
+        let change = Change::between(&before, &channel_fields(channel, Some(promotion.version), None));
+        ("promoted", forgets, change)
     };
     let detail = what + &cancelled_promotion(forgets.as_ref());
     service.image_settings_changed(&caller, &promotion.image, action, detail, change).await;

@@ -37,6 +37,8 @@ async fn the_history_says_who_changed_a_note_from_what_to_what() {
         assert_eq!(fixture.noted().await, noted);
     }
     assert_eq!(fixture.host.versions.lock().unwrap()[0].note, "");
+    let last = fixture.events().await.into_iter().find(|event| event.action == "note changed");
+    assert_eq!(last.unwrap().change, headwater_api::Change::of("note", "three", serde_json::Value::Null));
 }
 
 #[tokio::test]

@@ -65,8 +65,9 @@ impl Images for OneImage {
         self.0.scheduled.lock().unwrap().push(promotion.clone());
         Ok(forgets)
     }
-    async fn cancel_promotion(&self, _: &str, _: Channel) -> Result<Promotion, BackendError> {
-        unused()
+    async fn cancel_promotion(&self, _: &str, channel: Channel) -> Result<Promotion, BackendError> {
+        let none = || BackendError::new(ProblemKind::NotFound, "no promotion is scheduled");
+        self.0.forget_scheduled(channel).ok_or_else(none)
     }
     async fn promote_due(&self, now_ms: u64) -> Result<Promoted, BackendError> {
         if self.0.promotions_wait.load(Ordering::SeqCst) {

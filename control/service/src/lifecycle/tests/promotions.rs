@@ -1,5 +1,7 @@
 //! Promotions: at a time to come, by a clock that the tests set, and whose answers are lost.
 
+use serde_json::json;
+
 use super::removals::Api;
 use super::*;
 
@@ -141,6 +143,42 @@ async fn a_promotion_says_which_one_to_come_it_took_the_place_of() {
             ("promoted", "production stays at version 1"),
         ]
     );
+}
+
+#[tokio::test]
+async fn events_of_scheduled_and_cancelled_promotions_have_what_they_changed() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    fixture.set_clock(NOON_MS);
+    fixture.next_version();
+    for (method, path, body) in [
+        ("POST", "images/image@1/promotion", r#"{"channel":"production","at_ms":1700000005000}"#),
+        ("POST", "images/image@2/promotion", r#"{"channel":"production","at_ms":1700000005000}"#),
+        ("POST", "images/image@1/promotion", r#"{"channel":"production"}"#),
+        ("POST", "images/image@2/promotion", r#"{"channel":"test","at_ms":1700000009000}"#),
+        ("DELETE", "images/image/promotion?channel=test", ""),
+    ] {
+        let (status, answer) = api.ask(method, path, body).await;
+        assert_eq!(status, 200, "{method} {path}: {answer}");
+    }
+    let events = fixture.events().await;
+    let changes: Vec<_> =
+        events.iter().rev().map(|event| serde_json::to_value(&event.change).unwrap()).collect();
+    let (version, at) = ("scheduled_production.version", "scheduled_production.at_ms");
+    let (test, test_at) = ("scheduled_test.version", "scheduled_test.at_ms");
+    let (sooner_ms, later_ms) = (1_700_000_005_000_u64, 1_700_000_009_000_u64);
+    let expected = [
+        json!({ "before": { version: null, at: null }, "after": { version: 1, at: sooner_ms } }),
+        // The time is the same.
+        json!({ "before": { version: 1 }, "after": { version: 2 } }),
+        json!({
+            "before": { "production": null, version: 2, at: sooner_ms },
+            "after": { "production": 1, version: null, at: null },
+        }),
+        json!({ "before": { test: null, test_at: null }, "after": { test: 2, test_at: later_ms } }),
+        json!({ "before": { test: 2, test_at: later_ms }, "after": { test: null, test_at: null } }),
+    ];
+    assert_eq!(changes, expected);
 }
 
 #[tokio::test]
