@@ -99,10 +99,10 @@ fn set_secret(daemon: &Daemon, name: &str, secret: &str) -> Ran {
     set
 }
 
-/// Begins to publish, and leaves the command alone.
-fn begin_publish(dir: &Path, image: &str) {
+/// Begins to publish or unpublish, and leaves the command alone.
+fn begin(dir: &Path, verb: &str, image: &str) {
     let mut command = headwater();
-    command.arg("--data-dir").arg(dir).args(["image", "publish", image, "--connection", "prod"]);
+    command.arg("--data-dir").arg(dir).args(["image", verb, image, "--connection", "prod"]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // It ends with its daemon.
     std::thread::spawn(move || command.status());
@@ -194,7 +194,7 @@ fn a_version_is_published_though_the_daemon_is_killed() {
 
     // Killed before the upload.
     azure.hang_at("POST", "beginGetAccess", ArmFault::KillBefore);
-    begin_publish(daemon.path(), "debian@1");
+    begin(daemon.path(), "publish", "debian@1");
     azure.wait_for_kill();
     let dir = daemon.kill();
     // Killed in the middle of the upload: from this request on, the service is unavailable.
@@ -244,7 +244,15 @@ fn a_version_is_published_though_the_daemon_is_killed() {
         .cli(&["image", "publish", "debian@1", "--connection", "prod"])
         .fails(4, &["another version of this number is there", "unpublish debian@1"]);
 
-    daemon.cli(&["image", "unpublish", "debian@1", "--connection", "prod"]).ok();
+    // Killed while the version is removed.
+    azure.hang_at("DELETE", "/versions/", ArmFault::KillBefore);
+    begin(daemon.path(), "unpublish", "debian@1");
+    azure.wait_for_kill();
+    let dir = daemon.kill();
+    let daemon = Daemon::start_in(dir, |_| {});
+    let task = json_of(&daemon, &["task", "list"])["tasks"][0].clone();
+    assert_eq!(task["kind"], "unpublish", "{task}");
+    daemon.cli(&["task", "wait", &task["id"].to_string()]).ok();
     assert_eq!(azure.resources(), Vec::<String>::new());
     daemon.cli(&["image", "unpublish", "debian@1", "--connection", "prod"]).fails(3, &["is not published"]);
     daemon.cli(&["connection", "remove", "prod"]).ok();

@@ -1,69 +1,18 @@
 //! `/api/v1/published`, and `POST /api/v1/images/{image}/publish` and `/unpublish`: versions in the galleries of clouds.
 
-use std::sync::Arc;
-
 use axum::Json;
 use axum::extract::State;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
-use headwater_api::{
-    Problem, ProblemKind, PublishRequest, PublishState, PublishedImage, PublishedList, TaskEvent, TaskResult,
-    UnpublishRequest,
-};
-use headwater_db::DbError;
+use headwater_api::{Problem, PublishRequest, PublishedList, TaskEvent, UnpublishRequest};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::Service;
-use crate::answer::{Explain, Failure, problem};
-use crate::backend::TaskControl;
+use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::extract::{Body, Name, Parameters};
-use crate::tasks::publish::{UNPUBLISH, busy, forget, store, unpublish_order, until_cancelled};
-use crate::tasks::{self, Work};
-
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("{version} is not published to '{connection}'")]
-    NotPublished { version: String, connection: String },
-    #[error("cannot unpublish '{0}': it does not name a version by its number")]
-    NoNumber(String),
-    #[error(
-        "cannot unpublish {version} from '{connection}': task {task} is already publishing or removing it"
-    )]
-    Busy { version: String, connection: String, task: i64 },
-    #[error(transparent)]
-    Db(#[from] DbError),
-}
-
-impl Explain for Error {
-    fn kind(&self) -> ProblemKind {
-        match self {
-            Self::NotPublished { .. } => ProblemKind::NotFound,
-            Self::NoNumber(_) => ProblemKind::Invalid,
-            Self::Busy { .. } => ProblemKind::Conflict,
-            Self::Db(source) => source.kind(),
-        }
-    }
-
-    fn advice(&self) -> Option<String> {
-        match self {
-            Self::NotPublished { .. } => Some("'headwater image published' shows all".to_owned()),
-            Self::NoNumber(_) => Some("write IMAGE@NUMBER".to_owned()),
-            Self::Busy { task, .. } => {
-                Some(format!("run 'headwater task wait {task}', or cancel the task; then unpublish again"))
-            }
-            Self::Db(source) => source.advice(),
-        }
-    }
-
-    fn retry_after_s(&self) -> Option<u32> {
-        match self {
-            Self::Db(source) => source.retry_after_s(),
-            _ => None,
-        }
-    }
-}
+use crate::tasks;
 
 /// Publishes a version to the gallery of a connection, so that machines can be made of it there. The version is checked
 /// first: it must be generalised, and must have a program that reports to the cloud. An interrupted upload continues.
@@ -113,52 +62,7 @@ pub(super) async fn unpublish_image(
     Name(name): Name,
     Body(UnpublishRequest { connection }): Body<UnpublishRequest>,
 ) -> Result<Response, Failure> {
-    let (image, number) = number_of(&name)?;
-    let version = format!("{image}@{number}");
-    service.connection(&connection).await?;
-    let cloud = service.cloud().map_err(Failure)?;
-    let mut repo = service.db().read().await?;
-    if let Some(task) = busy(&mut *repo, &version, &connection).await? {
-        return Err(Error::Busy { version, connection, task }.into());
-    }
-    let all = repo.clouds().published().await?;
-    drop(repo);
-    let is_it =
-        |row: &PublishedImage| row.connection == connection && row.image == image && row.version == number;
-    let Some(mut published) = all.into_iter().find(is_it) else {
-        return Err(Error::NotPublished { version, connection }.into());
-    };
-    published.state = PublishState::Removing;
-    let what = Work { kind: UNPUBLISH, subject: format!("image {version}"), caller: caller.clone() };
-    let handle = service.clone();
-    let work = async move |control: Arc<TaskControl>| {
-        let failed =
-            |problem: Problem| problem.during(format!("cannot unpublish {version} from '{connection}'"));
-        // Again: from now on the connection cannot be removed, because the task is stored.
-        let record = handle.connection(&connection).await.map_err(|e| failed(problem(&e)))?;
-        store(&handle, published.clone()).await.map_err(failed)?;
-        let order = unpublish_order(&handle, record, published.clone()).await;
-        let order = order.map_err(|e| failed(problem(&e)))?;
-        let removing = cloud.unpublish(&order, Arc::clone(&control));
-        let Some(removed) = until_cancelled(&control, removing).await else {
-            let why = Problem::new(ProblemKind::Cancelled, "the removal was stopped");
-            return Err(failed(why.advise("the same command continues")));
-        };
-        removed.map_err(|e| failed(problem(&e)))?;
-        forget(&handle, &published).await.map_err(failed)?;
-        let detail = format!("version {} from connection {connection}", published.version);
-        handle.image_changed(&caller, &published.image, "unpublished", detail).await;
-        Ok(TaskResult::Unpublished(Box::new(published)))
-    };
-    Ok(tasks::run(&service, what, work).await)
-}
-
-/// The image and the number of a reference. The version here may be gone, so its hash cannot be looked up.
-fn number_of(name: &str) -> Result<(String, u64), Failure> {
-    let reference = ImageRef::parse(name).map_err(Failure)?;
-    let number = reference.version.as_ref().and_then(|version| version.parse().ok());
-    let number = number.ok_or_else(|| Error::NoNumber(name.to_owned()))?;
-    Ok((reference.image, number))
+    tasks::begin_unpublish(&service, caller, &name, connection).await
 }
 
 /// The selection of published versions.

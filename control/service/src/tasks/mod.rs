@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A task has a row, unless the database cannot be written, because a check or a copy must work even on a full disk. Tasks
-//! that change machines (`scale`, `roll`, `drain`), and `publish`, store a plan in their row and continue after a restart of the daemon.
+//! that change machines (`scale`, `roll`, `drain`), `publish` and `unpublish` store a plan in their row, and continue after a restart of the
+//! daemon.
 //! Other tasks (imports, seals and others, whose work is in `operations`) end with the daemon, and their row says so.
 
 mod drain;
@@ -16,6 +17,7 @@ mod roll;
 mod roll_plan;
 mod roll_remote;
 mod scale;
+mod unpublish;
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -42,6 +44,7 @@ pub(crate) use self::drain::begin as begin_drain;
 pub(crate) use self::publish::begin as begin_publish;
 pub(crate) use self::roll::begin as begin_roll;
 pub(crate) use self::scale::begin as begin_scale;
+pub(crate) use self::unpublish::begin as begin_unpublish;
 
 /// Whether a task changes the machines of a catalog now. A roll that waits for its window does not.
 pub(crate) async fn is_changing(repo: &mut dyn Repository, catalog: &str) -> Result<bool, DbError> {
@@ -385,6 +388,10 @@ impl Service {
                 }
                 (publish::KIND, plan @ Some(_)) if let Some(plan) = stored::<publish::Plan>(plan) => {
                     let work = publish::go_on(service.clone(), caller, id, plan, control.clone());
+                    self.spawn_task(Some(id), control, work);
+                }
+                (unpublish::KIND, plan @ Some(_)) if let Some(plan) = stored::<unpublish::Plan>(plan) => {
+                    let work = unpublish::go_on(service.clone(), caller, id, plan, control.clone());
                     self.spawn_task(Some(id), control, work);
                 }
                 _ => {

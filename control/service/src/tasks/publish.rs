@@ -19,7 +19,7 @@ use headwater_api::{
 use headwater_db::{ConnectionRecord, DbError, Repository, TaskRecord};
 use serde::{Deserialize, Serialize};
 
-use super::{Outcome, Work, answer};
+use super::{Outcome, Work, answer, unpublish};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::{BackendError, Cloud, ProvisioningAgent, PublishOrder, TaskControl, UnpublishOrder};
@@ -58,8 +58,6 @@ enum Error {
     #[error("{0}")]
     NoAgent(String),
     #[error(transparent)]
-    Unknown(#[from] NoConnection),
-    #[error(transparent)]
     Db(#[from] DbError),
 }
 
@@ -72,7 +70,6 @@ impl Explain for Error {
             | Self::OtherReplicas { .. }
             | Self::Busy { .. }
             | Self::Other { .. } => ProblemKind::Conflict,
-            Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
         }
     }
@@ -102,7 +99,6 @@ impl Explain for Error {
                     .to_owned(),
             ),
             Self::Number(_) => None,
-            Self::Unknown(source) => source.advice(),
             Self::Db(source) => source.advice(),
         }
     }
@@ -128,7 +124,27 @@ pub(crate) async fn begin(
     }
     service.connection(&request.connection).await?;
     service.cloud().map_err(Failure)?;
-    let version = service.images().resolve(&reference).await?;
+    let (handle, asking) = (service.clone(), caller.clone());
+    // To the end: a client that hangs up must not leave a row without its task.
+    let begun = service.to_the_end(async move {
+        let (id, plan) = add(&handle, &caller, &reference, request).await?;
+        let control = Arc::new(TaskControl::new(handle.stopping_flag()));
+        control.begin();
+        let work = go_on(handle.clone(), caller, id, plan, control.clone());
+        Ok::<_, Failure>((id, handle.spawn_task(Some(id), control, work)))
+    });
+    let (id, live) = begun.await?;
+    Ok(answer(Some(id), live, asking).await)
+}
+
+/// Adds the task. From then on, the connection cannot be removed.
+async fn add(
+    service: &Service,
+    caller: &Caller,
+    reference: &ImageRef,
+    request: PublishRequest,
+) -> Result<(i64, Plan), Failure> {
+    let version = service.images().resolve(reference).await?;
     let place = place_of(&version);
     if version.retired {
         return Err(Error::Retired(place).into());
@@ -139,29 +155,20 @@ pub(crate) async fn begin(
     if u32::try_from(version.number).is_err() {
         return Err(Error::Number(place).into());
     }
-    let (handle, asking) = (service.clone(), caller.clone());
-    // To the end: a client that hangs up must not leave a row without its task.
-    let begun = service.to_the_end(async move {
-        let what = Work { kind: KIND, subject: format!("image {place}"), caller: caller.clone() };
-        let mut repo = handle.db().write().await?;
-        // Again, in the unit that adds the task: from then on, the connection cannot be removed.
-        if repo.clouds().by_name(&request.connection).await?.is_none() {
-            return Err(Error::Unknown(NoConnection::Unknown(request.connection)));
-        }
-        not_busy(&mut *repo, &place, &request.connection).await?;
-        if let Some(there) = row(&mut *repo, &version, &request.connection).await? {
-            fits(&there, &version, &request)?;
-        }
-        let plan = Plan { request, version };
-        let id = repo.tasks().add(&handle.new_task(&what, super::text_of(&plan))).await?;
-        repo.save().await?;
-        let control = Arc::new(TaskControl::new(handle.stopping_flag()));
-        control.begin();
-        let work = go_on(handle.clone(), caller, id, plan, control.clone());
-        Ok((id, handle.spawn_task(Some(id), control, work)))
-    });
-    let (id, live) = begun.await?;
-    Ok(answer(Some(id), live, asking).await)
+    let what = Work { kind: KIND, subject: format!("image {place}"), caller: caller.clone() };
+    let mut repo = service.db().write().await?;
+    // Again, in the unit that adds the task.
+    if repo.clouds().by_name(&request.connection).await?.is_none() {
+        return Err(NoConnection::Unknown(request.connection).into());
+    }
+    not_busy(&mut *repo, &place, &request.connection).await?;
+    if let Some(there) = row(&mut *repo, &version, &request.connection).await? {
+        fits(&there, &version, &request)?;
+    }
+    let plan = Plan { request, version };
+    let id = repo.tasks().add(&service.new_task(&what, super::text_of(&plan))).await?;
+    repo.save().await?;
+    Ok((id, plan))
 }
 
 /// Fails if the row of a version shows another content, or a complete publication with another number of replicas.
@@ -195,44 +202,40 @@ async fn not_busy(repo: &mut dyn Repository, version: &str, connection: &str) ->
 }
 
 /// The task that publishes or removes a version at a connection.
-pub(crate) async fn busy(
+pub(super) async fn busy(
     repo: &mut dyn Repository,
     version: &str,
     connection: &str,
 ) -> Result<Option<i64>, DbError> {
     let subject = format!("image {version}");
-    let unended = repo.tasks().unended().await?;
     let is_it = |task: &TaskRecord| {
-        let plan = super::stored::<Plan>(task.plan.as_deref());
-        let is_here = plan.is_none_or(|plan| plan.request.connection == connection);
-        task.subject == subject && is_here && (task.kind == KIND || task.kind == UNPUBLISH)
+        let is_kind = task.kind == KIND || task.kind == unpublish::KIND;
+        is_kind && task.subject == subject && uses(task, connection)
     };
-    Ok(unended.into_iter().find(is_it).map(|task| task.id))
+    Ok(repo.tasks().unended().await?.into_iter().find(is_it).map(|task| task.id))
 }
-
-/// The kind of the task that removes a published version.
-pub(crate) const UNPUBLISH: &str = "unpublish";
 
 /// The kind of the task that sweeps a connection.
 pub(crate) const SWEEP: &str = "sweep";
 
-/// A task that uses a connection and has not ended. The row of an `unpublish` task does not contain its connection, so such
-/// a task counts for each connection.
+/// A task that uses a connection and has not ended.
 pub(crate) async fn task_using(
     repo: &mut dyn Repository,
     connection: &str,
 ) -> Result<Option<TaskRecord>, DbError> {
-    let swept = format!("connection {connection}");
-    let is_it = |task: &TaskRecord| match task.kind.as_str() {
-        KIND => {
-            let plan = super::stored::<Plan>(task.plan.as_deref());
-            plan.is_none_or(|plan| plan.request.connection == connection)
-        }
-        UNPUBLISH => true,
-        SWEEP => task.subject == swept,
+    Ok(repo.tasks().unended().await?.into_iter().find(|task| uses(task, connection)))
+}
+
+/// Whether a task uses a connection. One whose plan cannot be read may use it.
+fn uses(task: &TaskRecord, connection: &str) -> bool {
+    let plan = task.plan.as_deref();
+    match task.kind.as_str() {
+        KIND => super::stored::<Plan>(plan).is_none_or(|plan| plan.request.connection == connection),
+        unpublish::KIND => super::stored::<unpublish::Plan>(plan)
+            .is_none_or(|plan| plan.published.connection == connection),
+        SWEEP => task.subject.strip_prefix("connection ") == Some(connection),
         _ => false,
-    };
-    Ok(repo.tasks().unended().await?.into_iter().find(is_it))
+    }
 }
 
 /// The row of a version at a connection.
@@ -399,6 +402,8 @@ pub(crate) async fn unpublish_order(
     let all = service.db().read().await?.clouds().published().await?;
     let is_other = |row: &&PublishedImage| {
         row.connection == published.connection
+            // Of two removals at the same time, the one that ends last removes the rest: Azure refuses it to the other.
+            && row.state != PublishState::Removing
             && (&row.image, row.version) != (&published.image, published.version)
     };
     let others = || all.iter().filter(is_other);
