@@ -1,4 +1,4 @@
-//! Finds what uses an image or a version: machines, catalogs, channels, persistent disks. Nobody may remove a version in use,
+//! Finds what uses an image or a version: machines, catalogs, channels, persistent disks, tasks that publish. Nobody may remove a version in use,
 //! and the report of damage lists these uses. It also records in the history what the scrub found and repaired.
 
 use std::collections::HashMap;
@@ -11,6 +11,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::backend::BackendError;
 use crate::caller::Caller;
+use crate::tasks::publish::publishing;
 
 /// All uses of a version, or of the whole image if there is no version, in words: `machine 'x' runs it`. No transaction is
 /// open while the store is asked.
@@ -28,7 +29,9 @@ pub(crate) async fn of(
     let machines = repo.machines().list().await?;
     let catalogs = repo.catalogs().list().await?;
     let disks = repo.persistent_disks().list().await?;
+    let publishing = publishing(&mut *repo, &reference.image, version).await?;
     drop(repo);
+    uses.extend(publishing.into_iter().map(|task| format!("task {task} publishes it")));
     let mut references = ResolvedReferences { service, reference, version, found: HashMap::new() };
     for machine in &machines {
         if let Some(how) = references.use_of(machine).await? {

@@ -297,6 +297,9 @@ fn what_azure_could_not_boot_is_refused_before_anything_is_made() {
     daemon
         .cli(&["connection", "remove", "prod"])
         .fails(4, &["(publish image bare@1) has not ended", "headwater task wait"]);
+    for what in ["bare@1", "bare"] {
+        daemon.cli(&["image", "remove", what]).fails(4, &["cannot remove", "task", "publishes it"]);
+    }
     let tasks = json_of(&daemon, &["task", "list", "--unended"]);
     daemon.cli(&["task", "cancel", &tasks["tasks"][0]["id"].to_string()]).ok();
     cancelled.join().unwrap().fails(130, &["the task was cancelled"]);

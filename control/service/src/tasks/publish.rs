@@ -137,13 +137,14 @@ pub(crate) async fn begin(
     Ok(answer(Some(id), live, asking).await)
 }
 
-/// Adds the task. From then on, the connection cannot be removed.
+/// Adds the task. From then on, neither the connection nor the version can be removed.
 async fn add(
     service: &Service,
     caller: &Caller,
     reference: &ImageRef,
     request: PublishRequest,
 ) -> Result<(i64, Plan), Failure> {
+    let _using = service.using_versions().await;
     let version = service.images().resolve(reference).await?;
     let place = place_of(&version);
     if version.retired {
@@ -236,6 +237,21 @@ fn uses(task: &TaskRecord, connection: &str) -> bool {
         SWEEP => task.subject.strip_prefix("connection ") == Some(connection),
         _ => false,
     }
+}
+
+/// The tasks that publish a version of an image, or any of its versions, and have not ended.
+pub(crate) async fn publishing(
+    repo: &mut dyn Repository,
+    image: &str,
+    version: Option<&ImageVersion>,
+) -> Result<Vec<i64>, DbError> {
+    let is_it = |task: &TaskRecord| {
+        let plan = super::stored::<Plan>(task.plan.as_deref()).filter(|_| task.kind == KIND);
+        plan.is_some_and(|plan| {
+            plan.version.image == image && version.is_none_or(|it| it.number == plan.version.number)
+        })
+    };
+    Ok(repo.tasks().unended().await?.into_iter().filter(is_it).map(|task| task.id).collect())
 }
 
 /// The row of a version at a connection.
