@@ -39,7 +39,7 @@ mod answers;
 pub mod journal;
 pub mod resources;
 
-use answers::{failed, operation_url, refused};
+use answers::{failed, missing, operation_url, refused};
 use journal::{Entry, Journal, Verb};
 
 /// The tag with the owner's identifier.
@@ -108,7 +108,7 @@ impl Arm {
         Self { http, pacer, clock, tokens, journal, management, owner }
     }
 
-    /// The resource, or `None` if it does not exist. One request.
+    /// The resource, or `None` if it does not exist. One request. A missing resource group or subscription is an error.
     pub async fn find(&self, path: &str, api_version: &str) -> Result<Option<Value>, AzureError> {
         self.find_with(path, api_version, "").await
     }
@@ -125,7 +125,7 @@ impl Arm {
         let answer = self.send(&action, Method::GET, &url, None, false).await?;
         match answer.status {
             StatusCode::OK => Ok(Some(parsed(&action, &answer)?)),
-            StatusCode::NOT_FOUND => Ok(None),
+            StatusCode::NOT_FOUND => missing(&action, &answer).map(|()| None),
             _ => Err(refused(&action, &answer)),
         }
     }
@@ -355,7 +355,8 @@ impl Arm {
                     self.wait_for(&url, &action).await?;
                 }
             }
-            204 | 404 => {}
+            204 => {}
+            404 => missing(&action, &answer)?,
             _ => {
                 let error = refused(&action, &answer);
                 // The resource must still be deleted, so its entry stays.

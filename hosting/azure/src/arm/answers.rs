@@ -27,6 +27,16 @@ pub(super) fn refused(action: &str, answer: &Answer) -> AzureError {
     explained(action, kind, &format!("Azure answers {}", answer.status), &body)
 }
 
+/// Whether a 404 is about the resource itself. `Ok`: it does not exist. A 404 about its resource group or subscription, which may be
+/// another one than before, or not visible to the identity any more, does not say so.
+pub(super) fn missing(action: &str, answer: &Answer) -> Result<(), AzureError> {
+    let error = refused(action, answer);
+    match error.code() {
+        Some("ResourceGroupNotFound" | "SubscriptionNotFound" | "InvalidSubscriptionId") => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// The error of an operation or a resource that has failed.
 pub(super) fn failed(action: &str, said: &Value) -> AzureError {
     explained(action, AzureErrorKind::Failed, "Azure could not finish it", said)

@@ -9,7 +9,7 @@ use headwater_azure::{
     Arm, AzureError, AzureErrorKind, Clock, Credential, Endpoints, HttpClient, Pacer, PacerOptions, Resource,
     TokenSource,
 };
-use headwater_testkit_azure::arm::{ArmFault, ArmServer};
+use headwater_testkit_azure::arm::{ArmFault, ArmServer, FaultRule};
 use serde_json::json;
 
 use crate::lab::Kept;
@@ -96,6 +96,12 @@ impl World {
             }
         }
         unreachable!("a client was not killed, but has not created all resources")
+    }
+
+    /// The next request with this method for a resource is refused.
+    fn refuse(&self, method: &'static str, path: &str, fault: ArmFault) {
+        let rule = FaultRule { method: Some(method), contains: path.to_owned(), skip: 0, fault };
+        self.server.management().rules.push(rule);
     }
 
     fn assert_each_is_there_once(&self, count: usize, when: &str) {
@@ -196,6 +202,25 @@ async fn resources_of_others_are_left_alone() {
     client.delete(&resource(1).path, "2024-05-01").await.unwrap();
     client.delete(&resource(1).path, "2024-05-01").await.unwrap();
     assert_eq!(world.server.management().resources.len(), 1);
+}
+
+#[tokio::test]
+async fn a_missing_group_or_subscription_does_not_mean_that_a_resource_is_gone() {
+    for code in ["ResourceGroupNotFound", "SubscriptionNotFound"] {
+        let world = World::new().await;
+        world.client().make(&resource(0)).await.unwrap();
+        let path = resource(0).path;
+        // The look before the removal, and the removal itself.
+        for method in ["GET", "DELETE"] {
+            world.refuse(method, &path, ArmFault::Refused(404, code, "not found"));
+            let error = world.client().delete(&path, "2024-05-01").await.unwrap_err();
+            assert_eq!(error.kind(), AzureErrorKind::NotFound, "{error}");
+            assert!(error.to_string().contains(code) && error.advice().is_some(), "{error}");
+        }
+        assert!(world.server.management().resources.contains_key(&path));
+        world.client().delete(&path, "2024-05-01").await.unwrap();
+        world.assert_each_is_there_once(0, code);
+    }
 }
 
 #[tokio::test]
