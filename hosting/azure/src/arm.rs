@@ -264,7 +264,8 @@ impl Arm {
             // The resource exists: created by an attempt whose answer was lost, or by another owner.
             409 | 412 => {
                 let error = refused(action, &answer);
-                let is_certain = is_half_made(error.kind()) || error.kind() == AzureErrorKind::NotOffered;
+                let is_certain = is_half_made(error.kind())
+                    || matches!(error.kind(), AzureErrorKind::NotOffered | AzureErrorKind::Denied);
                 let there = if is_certain {
                     self.find(path, resource.api_version).await?
                 } else {

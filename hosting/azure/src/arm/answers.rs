@@ -85,6 +85,13 @@ fn explained(action: &str, kind: AzureErrorKind, what: &str, body: &Value) -> Az
             (AzureErrorKind::Exists, Some("remove the resources in it first, such as versions of the image"))
         }
         "ResourceGroupNotFound" => (AzureErrorKind::NotFound, Some("create the resource group first")),
+        // Later requests of this kind get the same answer until somebody registers the provider.
+        "MissingSubscriptionRegistration" => (
+            AzureErrorKind::Denied,
+            Some(
+                "register the provider that the message names: 'az provider register --namespace NAMESPACE --wait'",
+            ),
+        ),
         _ => (kind, None),
     };
     let error = if code.is_empty() {

@@ -224,6 +224,22 @@ async fn a_missing_group_or_subscription_does_not_mean_that_a_resource_is_gone()
 }
 
 #[tokio::test]
+async fn a_provider_that_is_not_registered_is_explained() {
+    let world = World::new().await;
+    let message = "The subscription is not registered to use namespace 'Microsoft.Network'.";
+    let refused = ArmFault::Refused(409, "MissingSubscriptionRegistration", message);
+    world.refuse("PUT", &resource(0).path, refused);
+    let error = world.client().make(&resource(0)).await.unwrap_err();
+    assert_eq!(error.kind(), AzureErrorKind::Denied, "{error}");
+    assert!(error.to_string().contains(message), "{error}");
+    assert!(error.advice().is_some_and(|advice| advice.contains("az provider register")), "{error}");
+    // The refusal is certain: one look for the resource is enough.
+    assert_eq!(world.server.management().count("GET", &resource(0).path), 2);
+    world.client().make(&resource(0)).await.unwrap();
+    world.assert_each_is_there_once(1, "registered");
+}
+
+#[tokio::test]
 async fn failed_resources_are_deleted_and_explained() {
     for (code, message, kind) in [
         ("QuotaExceeded", "cores", AzureErrorKind::Quota),
