@@ -286,8 +286,23 @@ fn what_azure_could_not_boot_is_refused_before_anything_is_made() {
     assert_eq!(azure.resources(), Vec::<String>::new());
     assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
 
-    // A cancelled task leaves nothing there.
+    // The gallery and the definition of the image are looked at before anything is sent.
     azure.server.management().rights = vec!["*".to_owned()];
+    let owner = std::fs::read_to_string(daemon.path().join("daemon.id")).unwrap();
+    let short: String = owner.trim().chars().take(12).collect();
+    let gallery = format!("{GROUP}/providers/Microsoft.Compute/galleries/headwater_{short}");
+    for path in [gallery.clone(), format!("{gallery}/images/bare")] {
+        for (owner, why) in [("another controller", "has not created"), (owner.trim(), "other properties")] {
+            let there = json!({"id": path, "tags": {"headwater-owner": owner}, "properties": {}});
+            azure.server.management().resources.insert(path.clone(), there);
+            publish("bare@1", &["--no-agent-check"]).fails(4, &["cannot publish bare@1", &path, why]);
+        }
+        azure.server.management().resources.clear();
+    }
+    assert!(azure.server.management().created.is_empty());
+    assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
+
+    // A cancelled task leaves nothing there.
     azure.hang_at("POST", "beginGetAccess", ArmFault::KillBefore);
     let mut command = headwater();
     command.arg("--data-dir").arg(daemon.path()).args(["image", "publish", "bare@1", "--connection", "prod"]);

@@ -21,7 +21,7 @@ use hyper::Uri;
 use serde_json::{Value, json};
 
 use crate::arm::resources::{self, DISK_API, GALLERY_API, Generation, Scope};
-use crate::arm::{Arm, Resource};
+use crate::arm::{Arm, Resource, body_tag, foreign, is_deleting};
 use crate::blob::{PageBlob, SignedUrl};
 use crate::error::{AzureError, AzureErrorKind};
 use crate::http::HttpClient;
@@ -119,6 +119,14 @@ impl Publication {
         format!("headwater-{image}-{}-{content}", self.number)
     }
 
+    fn gallery(&self) -> Resource {
+        resources::gallery(&self.scope, &self.gallery)
+    }
+
+    fn definition(&self) -> Resource {
+        resources::definition(&self.scope, &self.gallery, &self.image, self.generation, self.has_nvme)
+    }
+
     fn version(&self) -> Resource {
         let disk = self.disk();
         let version =
@@ -148,8 +156,11 @@ impl Publication {
 /// is in Azure already.
 pub async fn check(arm: &Arm, publication: &Publication) -> Result<bool, AzureError> {
     publication.check_name()?;
-    let Some(there) = arm.find(&publication.version_path(), GALLERY_API).await? else { return Ok(false) };
     let action = format!("cannot publish {}", publication.version_path());
+    let Some(there) = arm.find(&publication.version_path(), GALLERY_API).await? else {
+        check_place(arm, publication, &action).await?;
+        return Ok(false);
+    };
     if !arm.is_ours(&there) {
         let what = format!("{action}: a version of this number exists that this controller has not created");
         return Err(AzureError::new(AzureErrorKind::Exists, what)
@@ -162,6 +173,28 @@ pub async fn check(arm: &Arm, publication: &Publication) -> Result<bool, AzureEr
             .advise("'headwater image unpublish' removes it; or publish a newer version"));
     }
     Ok(true)
+}
+
+/// Fails if there is a gallery, or a definition of the image, that cannot get the version: it is of another owner, or was made
+/// for other versions.
+async fn check_place(arm: &Arm, publication: &Publication, action: &str) -> Result<(), AzureError> {
+    let of_gallery = "unpublish all versions of the connection, which removes the gallery; or use another resource group";
+    let of_definition = "all versions of an image have the same generation there, and the same --nvme: unpublish the others first, or pull the \
+                         image with another name";
+    let needed = [(publication.gallery(), of_gallery), (publication.definition(), of_definition)];
+    for (resource, advice) in needed {
+        let there = arm.find(&resource.path, resource.api_version).await?;
+        // A resource that is being deleted does not count, as in `Arm::make`.
+        let Some(there) = there.filter(|there| !is_deleting(there)) else { continue };
+        if !arm.is_ours(&there) {
+            return Err(foreign(&format!("{action}: cannot use {}", resource.path)));
+        }
+        if body_tag(&there) != arm.body_tag_of(&resource) {
+            let what = format!("{action}: {} exists, with other properties than this version needs", resource.path);
+            return Err(AzureError::new(AzureErrorKind::Exists, what).advise(advice));
+        }
+    }
+    Ok(())
 }
 
 /// Publishes a version, and waits until its replicas are ready. Returns the number of bytes that were sent.
@@ -195,11 +228,10 @@ async fn recovered(arm: &Arm) -> Result<(), AzureError> {
 
 /// Makes the gallery, the definition of the image and the version.
 async fn make(arm: &Arm, publication: &Publication, progress: Progress<'_>) -> Result<(), AzureError> {
-    let Publication { scope, gallery, image, generation, has_nvme, .. } = publication;
     progress(Step::Doing("making the gallery".to_owned()));
-    arm.make(&resources::gallery(scope, gallery)).await?;
-    progress(Step::Doing(format!("making the definition of image {image}")));
-    arm.make(&resources::definition(scope, gallery, image, *generation, *has_nvme)).await?;
+    arm.make(&publication.gallery()).await?;
+    progress(Step::Doing(format!("making the definition of image {}", publication.image)));
+    arm.make(&publication.definition()).await?;
     progress(Step::Doing("making the version".to_owned()));
     let version = publication.version();
     let making = async { arm.make(&version).await.map(drop) };

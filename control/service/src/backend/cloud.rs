@@ -80,7 +80,8 @@ pub trait Cloud: Send + Sync + 'static {
     /// The properties of a version, read from the store.
     async fn inspect(&self, version: &ImageVersion) -> Result<CloudFacts, BackendError>;
 
-    /// Fails if the version cannot be published with this connection: a right lacks, or another content has its number.
+    /// Fails if the version cannot be published with this connection: a right lacks, another content has its number, or the gallery
+    /// cannot get it.
     /// Changes nothing in the cloud.
     async fn check_publish(&self, order: &PublishOrder) -> Result<PublishCheck, BackendError>;
 
