@@ -238,6 +238,13 @@ fn a_version_is_published_though_the_daemon_is_killed() {
     assert!(with("1").ok().contains("already"));
     with("2").fails(4, &["with 2 replica(s)", "it has 1 there", "leave out --replicas", "unpublish"]);
     daemon.cli(&["connection", "remove", "prod"]).fails(4, &["debian@1", "image unpublish"]);
+    // Somebody removes it in Azure.
+    let version = azure.resources().pop().unwrap();
+    assert!(azure.server.management().resources.remove(&version).is_some());
+    let again = daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]);
+    assert!(again.err.contains("was removed there meanwhile"), "{again:?}");
+    assert!(again.ok().contains("debian@1 is published to prod: generation"));
+    assert!(azure.resources().contains(&version));
     daemon.cli(&["image", "remove", "debian"]).ok();
     import(&daemon, "debian", &files[..2]);
     daemon

@@ -21,7 +21,7 @@ use hyper::Uri;
 use serde_json::{Value, json};
 
 use crate::arm::resources::{self, DISK_API, GALLERY_API, Generation, Scope};
-use crate::arm::{Arm, Resource, body_tag, foreign, is_deleting};
+use crate::arm::{Arm, Resource, body_tag, foreign, is_deleting, is_failed};
 use crate::blob::{PageBlob, SignedUrl};
 use crate::error::{AzureError, AzureErrorKind};
 use crate::http::HttpClient;
@@ -152,15 +152,26 @@ impl Publication {
     }
 }
 
-/// Fails if the version cannot be published because of what is in Azure. Changes nothing. Returns whether the version
-/// is in Azure already.
-pub async fn check(arm: &Arm, publication: &Publication) -> Result<bool, AzureError> {
+/// Fails if the version cannot be published because of what is in Azure. Changes nothing. Returns the version, if it is in
+/// Azure already.
+pub async fn check(arm: &Arm, publication: &Publication) -> Result<Option<Value>, AzureError> {
     publication.check_name()?;
+    let there = look(arm, publication).await?;
+    if there.is_none() {
+        check_place(arm, publication).await?;
+    }
+    Ok(there)
+}
+
+/// Whether a version that was published is still in Azure, so that machines can be made of it. Fails if another one is there.
+pub async fn is_there(arm: &Arm, publication: &Publication) -> Result<bool, AzureError> {
+    Ok(look(arm, publication).await?.is_some_and(|there| !is_deleting(&there) && !is_failed(&there)))
+}
+
+/// The version in Azure. Fails if another one is there.
+async fn look(arm: &Arm, publication: &Publication) -> Result<Option<Value>, AzureError> {
     let action = format!("cannot publish {}", publication.version_path());
-    let Some(there) = arm.find(&publication.version_path(), GALLERY_API).await? else {
-        check_place(arm, publication, &action).await?;
-        return Ok(false);
-    };
+    let Some(there) = arm.find(&publication.version_path(), GALLERY_API).await? else { return Ok(None) };
     if !arm.is_ours(&there) {
         let what = format!("{action}: a version of this number exists that this controller has not created");
         return Err(AzureError::new(AzureErrorKind::Exists, what)
@@ -172,13 +183,15 @@ pub async fn check(arm: &Arm, publication: &Publication) -> Result<bool, AzureEr
         return Err(AzureError::new(AzureErrorKind::Exists, what)
             .advise("'headwater image unpublish' removes it; or publish a newer version"));
     }
-    Ok(true)
+    Ok(Some(there))
 }
 
 /// Fails if there is a gallery, or a definition of the image, that cannot get the version: it is of another owner, or was made
 /// for other versions.
-async fn check_place(arm: &Arm, publication: &Publication, action: &str) -> Result<(), AzureError> {
-    let of_gallery = "unpublish all versions of the connection, which removes the gallery; or use another resource group";
+async fn check_place(arm: &Arm, publication: &Publication) -> Result<(), AzureError> {
+    let action = format!("cannot publish {}", publication.version_path());
+    let of_gallery =
+        "unpublish all versions of the connection, which removes the gallery; or use another resource group";
     let of_definition = "all versions of an image have the same generation there, and the same --nvme: unpublish the others first, or pull the \
                          image with another name";
     let needed = [(publication.gallery(), of_gallery), (publication.definition(), of_definition)];
@@ -190,7 +203,8 @@ async fn check_place(arm: &Arm, publication: &Publication, action: &str) -> Resu
             return Err(foreign(&format!("{action}: cannot use {}", resource.path)));
         }
         if body_tag(&there) != arm.body_tag_of(&resource) {
-            let what = format!("{action}: {} exists, with other properties than this version needs", resource.path);
+            let what =
+                format!("{action}: {} exists, with other properties than this version needs", resource.path);
             return Err(AzureError::new(AzureErrorKind::Exists, what).advise(advice));
         }
     }
@@ -240,14 +254,9 @@ async fn make(arm: &Arm, publication: &Publication, progress: Progress<'_>) -> R
 
 /// Whether the version is in Azure. If Azure could not make it, it is removed first.
 async fn remove_failed(arm: &Arm, publication: &Publication) -> Result<bool, AzureError> {
-    if !check(arm, publication).await? {
-        return Ok(false);
-    }
-    let path = publication.version_path();
-    let there = arm.find(&path, GALLERY_API).await?;
-    let state = there.as_ref().and_then(|there| there.pointer("/properties/provisioningState")?.as_str());
-    if matches!(state, Some("Failed" | "Canceled")) {
-        arm.delete(&path, GALLERY_API).await?;
+    let there = check(arm, publication).await?;
+    if there.as_ref().is_some_and(is_failed) {
+        arm.delete(&publication.version_path(), GALLERY_API).await?;
         return Ok(false);
     }
     Ok(there.is_some())

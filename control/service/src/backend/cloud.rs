@@ -85,6 +85,9 @@ pub trait Cloud: Send + Sync + 'static {
     /// Changes nothing in the cloud.
     async fn check_publish(&self, order: &PublishOrder) -> Result<PublishCheck, BackendError>;
 
+    /// Whether a version that was published is still there. Fails if another one is there. Changes nothing in the cloud.
+    async fn is_published(&self, order: &PublishOrder) -> Result<bool, BackendError>;
+
     /// Publishes a version, and waits until machines can be made of it. Returns the number of bytes that were sent.
     async fn publish(&self, order: &PublishOrder, control: Arc<TaskControl>) -> Result<u64, BackendError>;
 

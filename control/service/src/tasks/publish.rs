@@ -232,8 +232,9 @@ fn uses(task: &TaskRecord, connection: &str) -> bool {
     let plan = task.plan.as_deref();
     match task.kind.as_str() {
         KIND => super::stored::<Plan>(plan).is_none_or(|plan| plan.request.connection == connection),
-        unpublish::KIND => super::stored::<unpublish::Plan>(plan)
-            .is_none_or(|plan| plan.published.connection == connection),
+        unpublish::KIND => {
+            super::stored::<unpublish::Plan>(plan).is_none_or(|plan| plan.published.connection == connection)
+        }
         SWEEP => task.subject.strip_prefix("connection ") == Some(connection),
         _ => false,
     }
@@ -289,18 +290,32 @@ async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<Task
     let mut repo = service.db().read().await.map_err(|e| problem(&e))?;
     let there = row(&mut *repo, version, &request.connection).await.map_err(|e| problem(&e))?;
     drop(repo);
-    // First, because machines may use a published version: a cancelled task must not remove it.
-    if let Some(published) = there.clone().filter(|row| row.state == PublishState::Published) {
-        let report = PublishReport { published, created: false, sent_bytes: 0, remarks: Vec::new() };
-        return Ok(TaskResult::Published(Box::new(report)));
-    }
     if control.is_asked_to_stop() {
-        // Cancelled while no daemon ran.
+        // Cancelled while no daemon ran. A published version stays, because machines may use it.
         return Err(give_up(service, &*cloud, (connection, there), control).await);
+    }
+    let mut remarks = Vec::new();
+    if let Some(published) = there.clone().filter(|row| row.state == PublishState::Published) {
+        control.report_doing("looking for the version".to_owned());
+        let order = PublishOrder {
+            connection: connection.clone(),
+            version: version.clone(),
+            published: published.clone(),
+            nvme: request.nvme,
+        };
+        let Some(is_there) = until_cancelled(control, cloud.is_published(&order)).await else {
+            return Err(give_up(service, &*cloud, (connection, there), control).await);
+        };
+        if is_there.map_err(|e| problem(&e))? {
+            let report = PublishReport { published, created: false, sent_bytes: 0, remarks };
+            return Ok(TaskResult::Published(Box::new(report)));
+        }
+        remarks.push(
+            "it was published before, and was removed there meanwhile: it is published again".to_owned(),
+        );
     }
     control.report_doing("looking into the image".to_owned());
     let facts = cloud.inspect(version).await.map_err(|e| problem(&e))?;
-    let mut remarks = Vec::new();
     match facts.agent {
         ProvisioningAgent::Found(_) => {}
         ProvisioningAgent::Missing(why) | ProvisioningAgent::Unreadable(why) if !request.no_agent_check => {
@@ -315,7 +330,7 @@ async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<Task
         connection: request.connection.clone(),
         state: PublishState::Publishing,
         generation: facts.generation,
-        replicas: request.replicas.unwrap_or(1),
+        replicas: request.replicas.or(there.as_ref().map(|row| row.replicas)).unwrap_or(1),
         resource: String::new(),
         created_by: caller.principal.clone(),
         created_at_ms: there.as_ref().map_or_else(|| service.now_ms(), |row| row.created_at_ms),

@@ -291,6 +291,12 @@ impl Cloud for AzureClouds {
         Ok(PublishCheck { resource: publication.version_path(), remarks })
     }
 
+    async fn is_published(&self, order: &PublishOrder) -> Result<bool, BackendError> {
+        let publication = self.publication(&order.connection.connection, &order.published, order.nvme)?;
+        let arm = self.arm(&order.connection, &work_on(&order.published))?;
+        publish::is_there(&arm, &publication).await.map_err(azure_failed)
+    }
+
     async fn publish(&self, order: &PublishOrder, control: Arc<TaskControl>) -> Result<u64, BackendError> {
         let publication = self.publication(&order.connection.connection, &order.published, order.nvme)?;
         let (store, version) = (self.store.clone(), order.version.clone());
