@@ -309,12 +309,21 @@ fn what_azure_could_not_boot_is_refused_before_anything_is_made() {
     assert!(azure.server.management().created.is_empty());
     assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
 
+    let begin = || {
+        azure.hang_at("POST", "beginGetAccess", ArmFault::KillBefore);
+        let mut command = headwater();
+        let publish = ["image", "publish", "bare@1", "--connection", "prod", "--no-agent-check"];
+        command.arg("--data-dir").arg(daemon.path()).args(publish);
+        let begun = std::thread::spawn(move || run(&mut command));
+        azure.wait_for_kill();
+        begun
+    };
+    let cancel = || {
+        let tasks = json_of(&daemon, &["task", "list", "--unended"]);
+        daemon.cli(&["task", "cancel", &tasks["tasks"][0]["id"].to_string()]).ok();
+    };
     // A cancelled task leaves nothing there.
-    azure.hang_at("POST", "beginGetAccess", ArmFault::KillBefore);
-    let mut command = headwater();
-    command.arg("--data-dir").arg(daemon.path()).args(["image", "publish", "bare@1", "--connection", "prod"]);
-    let cancelled = std::thread::spawn(move || run(command.arg("--no-agent-check")));
-    azure.wait_for_kill();
+    let cancelled = begin();
     assert_eq!(azure.resources().len(), 1);
     daemon
         .cli(&["connection", "remove", "prod"])
@@ -322,9 +331,21 @@ fn what_azure_could_not_boot_is_refused_before_anything_is_made() {
     for what in ["bare@1", "bare"] {
         daemon.cli(&["image", "remove", what]).fails(4, &["cannot remove", "task", "publishes it"]);
     }
-    let tasks = json_of(&daemon, &["task", "list", "--unended"]);
-    daemon.cli(&["task", "cancel", &tasks["tasks"][0]["id"].to_string()]).ok();
+    cancel();
     cancelled.join().unwrap().fails(130, &["the task was cancelled"]);
+    assert_eq!(azure.resources(), Vec::<String>::new());
+    assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
+
+    // If Azure does not remove it, it stays in the list, and the message says how it is removed later.
+    let cancelled = begin();
+    azure.hang_at("DELETE", "/disks/", ArmFault::Refused(403, "AuthorizationFailed", "no right"));
+    cancel();
+    let told = ["could not be removed", "AuthorizationFailed", "image unpublish bare@1 --connection prod"];
+    cancelled.join().unwrap().fails(130, &told);
+    assert_eq!(azure.resources().len(), 1);
+    let listed = json_of(&daemon, &["image", "published"])["published"].clone();
+    assert_eq!((&listed[0]["version"], &listed[0]["state"]), (&json!(1), &json!("removing")), "{listed}");
+    daemon.cli(&["image", "unpublish", "bare@1", "--connection", "prod"]).ok();
     assert_eq!(azure.resources(), Vec::<String>::new());
     assert_eq!(json_of(&daemon, &["image", "published"])["published"], json!([]));
     daemon.cli(&["connection", "remove", "prod"]).ok();
