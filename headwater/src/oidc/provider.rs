@@ -31,7 +31,7 @@ const CLOCK_SKEW_MS: u64 = 60_000;
 /// How long the addresses and keys of the identity provider are used.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// The shortest interval between two requests for them, if the first one failed or did not have a key.
+/// The shortest interval between two requests for them, if the first one failed, or did not have a key or the right one.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The longest name of a person that is shown, in bytes.
@@ -189,7 +189,35 @@ impl Provider {
             );
         }
         let keys = self.metadata(|metadata| find(&metadata.keys, &header).is_some()).await?.keys;
-        let Some(jwk) = find(&keys, &header) else {
+        let mut claims = self.claims_of(id_token, &header, &keys)?;
+        if claims.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::InvalidSignature)) {
+            // The identity provider may have replaced the key by another one of the same name.
+            let newer = self.metadata(|metadata| metadata.keys != keys).await?.keys;
+            if newer != keys {
+                claims = self.claims_of(id_token, &header, &newer)?;
+            }
+        }
+        let claims = claims.map_err(|error| self.explain(&error))?;
+        check_times(&claims, now_ms)?;
+        let is_other = |party: &Value| party.as_str() != Some(self.client_id.as_str());
+        if claims.get("azp").is_some_and(is_other) {
+            return Err(refused("the ID token was issued to another client")
+                .advise("ask the administrator of the daemon to check --oidc-client-id"));
+        }
+        if claims.get("nonce").and_then(Value::as_str) != Some(nonce) {
+            return Err(refused("the ID token belongs to another login"));
+        }
+        self.with_role(&claims)
+    }
+
+    /// The claims of an ID token that is signed with one of these keys. The inner error says why they do not count.
+    fn claims_of(
+        &self,
+        id_token: &str,
+        header: &Header,
+        keys: &JwkSet,
+    ) -> Result<jsonwebtoken::errors::Result<Value>, Problem> {
+        let Some(jwk) = find(keys, header) else {
             let name = query::plain(header.kid.as_deref().unwrap_or("without a name"));
             let message =
                 format!("the ID token is signed with the key {name}, and {} has no such key", self.issuer);
@@ -201,19 +229,8 @@ impl Provider {
         validation.set_issuer(&[&self.issuer]);
         // These are checked with the daemon's clock, below.
         (validation.validate_exp, validation.validate_nbf) = (false, false);
-        let explain = |error: jsonwebtoken::errors::Error| self.explain(&error);
-        let key = DecodingKey::from_jwk(jwk).map_err(explain)?;
-        let claims = decode::<Value>(id_token, &key, &validation).map_err(explain)?.claims;
-        check_times(&claims, now_ms)?;
-        let is_other = |party: &Value| party.as_str() != Some(self.client_id.as_str());
-        if claims.get("azp").is_some_and(is_other) {
-            return Err(refused("the ID token was issued to another client")
-                .advise("ask the administrator of the daemon to check --oidc-client-id"));
-        }
-        if claims.get("nonce").and_then(Value::as_str) != Some(nonce) {
-            return Err(refused("the ID token belongs to another login"));
-        }
-        self.with_role(&claims)
+        let decoded = DecodingKey::from_jwk(jwk).and_then(|key| decode::<Value>(id_token, &key, &validation));
+        Ok(decoded.map(|token| token.claims))
     }
 
     fn with_role(&self, claims: &Value) -> Result<Person, Problem> {

@@ -31,7 +31,9 @@ enum Error {
     NotPublished { version: String, connection: String },
     #[error("cannot unpublish '{0}': it does not name a version by its number")]
     NoNumber(String),
-    #[error("cannot unpublish {version} from '{connection}': task {task} publishes or removes it")]
+    #[error(
+        "cannot unpublish {version} from '{connection}': task {task} is already publishing or removing it"
+    )]
     Busy { version: String, connection: String, task: i64 },
     #[error(transparent)]
     Db(#[from] DbError),
@@ -51,7 +53,9 @@ impl Explain for Error {
         match self {
             Self::NotPublished { .. } => Some("'headwater image published' shows all".to_owned()),
             Self::NoNumber(_) => Some("write IMAGE@NUMBER".to_owned()),
-            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Busy { task, .. } => {
+                Some(format!("run 'headwater task wait {task}', or cancel the task; then unpublish again"))
+            }
             Self::Db(source) => source.advice(),
         }
     }

@@ -106,6 +106,42 @@ async fn a_person_has_the_role_of_the_groups() {
 }
 
 #[tokio::test]
+async fn a_key_that_was_replaced_under_its_name_is_found() {
+    let (old, new) = (Signer::new("one"), Signer::new("one"));
+    let files = tempfile::tempdir().unwrap();
+    let server = headwater_testkit::FileServer::start(files.path(), None);
+    let url = server.url();
+    let addresses = json!({
+        "issuer": url, "authorization_endpoint": url, "token_endpoint": url, "jwks_uri": format!("{url}/keys"),
+    });
+    std::fs::create_dir(files.path().join(".well-known")).unwrap();
+    let place = files.path().join(".well-known/openid-configuration");
+    std::fs::write(place, addresses.to_string()).unwrap();
+    let set_key = |signer: &Signer| {
+        std::fs::write(files.path().join("keys"), json!({ "keys": [signer.jwk] }).to_string()).unwrap();
+    };
+    let provider = Provider { issuer: url.clone(), known: Mutex::default(), ..provider(&old) };
+    let claims = json!({ "iss": url });
+    let is_known =
+        async |signer: &Signer| provider.person_of(&signer.token(&claims), "n", NOW_S * 1000).await.is_ok();
+    set_key(&old);
+    assert!(is_known(&old).await);
+    set_key(&new);
+    // It asks at most once a second.
+    let requests = server.requests();
+    provider.known.lock().await.asked = Some((Instant::now() + PAUSE, None));
+    assert!(!is_known(&new).await);
+    assert_eq!(server.requests(), requests);
+    provider.known.lock().await.asked = None;
+    assert!(is_known(&new).await);
+    assert!(!is_known(&old).await);
+    // A forged token has the keys asked for again, and no more than that.
+    provider.known.lock().await.asked = None;
+    assert!(!is_known(&Signer::new("one")).await);
+    assert!(is_known(&new).await);
+}
+
+#[tokio::test]
 async fn bad_id_tokens_are_refused_with_the_reason() {
     let signer = Signer::new("one");
     let provider = provider(&signer);
