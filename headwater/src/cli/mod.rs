@@ -127,6 +127,8 @@ pub enum Command {
     Token(TokenCommand),
     /// Use the API of a server on another host from now on
     Login(LoginArgs),
+    /// End the login to the current server, or to that of --context, and forget the server
+    Logout,
     /// List, choose and forget the servers of 'headwater login'
     #[command(subcommand)]
     Context(ContextCommand),

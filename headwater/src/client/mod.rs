@@ -132,6 +132,11 @@ impl Client {
         self.post("/login/code", request).await
     }
 
+    /// Ends the login whose token this client has. A token that is of no login stays.
+    pub async fn end_login(&self) -> anyhow::Result<()> {
+        self.send(Method::DELETE, "/login", None).await.map(drop)
+    }
+
     /// The state of the daemon.
     pub async fn status(&self) -> anyhow::Result<Status> {
         self.get("/api/v1/status").await

@@ -15,9 +15,12 @@ use crate::client::server::{self, Address, ClientFiles};
 use crate::cmd::token::role_of;
 use crate::cmd::web_console;
 use crate::contexts::{Context, Contexts, LOCAL};
-use crate::failure::invalid;
+use crate::failure::{invalid, problem};
 use crate::oidc;
 use crate::show;
+
+/// What follows if only this user's file changes.
+const STAYS_VALID: &str = "its token or certificate stays valid until it expires or is revoked";
 
 /// The longest token, in bytes.
 const TOKEN_MAX_BYTES: u64 = 4096;
@@ -75,6 +78,43 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
         ))?;
     }
     Ok(0)
+}
+
+/// Ends the login to the named server, or to the current one, and removes the server from this user's file.
+pub async fn logout(named: Option<String>, json: bool) -> anyhow::Result<u8> {
+    let mut contexts = Contexts::load()?;
+    let name = named.filter(|name| !name.is_empty()).or_else(|| contexts.current.clone());
+    let name = name.unwrap_or_else(|| LOCAL.to_owned());
+    let Some(context) = contexts.choose(Some(&name))? else {
+        let message = "there is no login to end: commands go to the daemon of this host";
+        return Err(Problem::new(ProblemKind::Invalid, message)
+            .advise("name a server with --context; 'headwater context list' shows all")
+            .into());
+    };
+    let client = Client::remote(context)?;
+    client.end_login().await.map_err(|error| not_ended(&error, &name))?;
+    // Only the token of a login with a browser ends so.
+    let is_ended = match client.caller().await {
+        Ok(_) => false,
+        Err(error) if problem(&error).kind == ProblemKind::Unauthorized => true,
+        Err(error) => return Err(not_ended(&error, &name)),
+    };
+    contexts.contexts.remove(&name);
+    contexts.current = contexts.current.filter(|current| *current != name);
+    contexts.save()?;
+    if json {
+        show::json(&json!({ "name": name, "ended": is_ended }))?;
+    } else if is_ended {
+        show::line(&format!("logged out of {name}: its token is not valid any more"))?;
+    } else {
+        show::line(&format!("removed {name}; {STAYS_VALID}"))?;
+    }
+    Ok(0)
+}
+
+fn not_ended(error: &anyhow::Error, name: &str) -> anyhow::Error {
+    let advice = format!("'headwater context remove {name}' forgets the server without asking it");
+    problem(error).during(format!("cannot log out of {name}")).advise(advice).into()
 }
 
 /// The files of the user's certificate, with absolute paths, because later commands may run in other directories.
@@ -175,7 +215,7 @@ pub fn run(command: ContextCommand, json: bool) -> anyhow::Result<u8> {
             }
             contexts.current = contexts.current.filter(|current| *current != name);
             contexts.save()?;
-            let text = format!("removed {name}; its token stays valid until it expires or is revoked");
+            let text = format!("removed {name}; {STAYS_VALID}");
             if json { show::removed(&[name])? } else { show::line(&text)? }
         }
     }

@@ -114,6 +114,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             on_one_core(secrets::run(data_dir()?, command, json))
         }
         Command::Login(args) => on_one_core(context::login(args, json)),
+        Command::Logout => on_one_core(context::logout(cli.context.clone(), json)),
         Command::Context(command) => context::run(command, json),
         Command::Size(SizeCommand::Advise(args)) => size::advise(&args, json).map(|()| 0),
         Command::Scheme(SchemeCommand::Check(args)) => scheme::check(*args, json).map(|()| 0),

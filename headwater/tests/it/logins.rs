@@ -123,6 +123,16 @@ fn people_log_in_with_the_command_line_and_only_those_with_a_role() {
     assert!(events.contains("oidc anna (4711)") && events.contains("logged in"), "{events}");
     assert!(!events.contains("hwt_") && !events.contains("eyJ"), "a secret is in the history: {events}");
 
+    // The end of this login ends its token, not only the user's memory of it.
+    let token = std::fs::read_to_string(person.0.path().join("headwater/contexts.json")).unwrap();
+    let token = token.split('"').find(|text| text.starts_with("hwt_")).unwrap().to_owned();
+    let said = person.cli(&["logout"]).ok();
+    assert!(said.contains("logged out of lab: its token is not valid any more"), "{said}");
+    person.cli(&["logout"]).fails(2, &["no login to end", "--context"]);
+    std::fs::write(person.0.path().join("token"), token).unwrap();
+    person.cli(&["login", &url, "--token-file", "token"]).fails(1, &["no such token"]);
+    person.login(&url).0.ok();
+
     // Other keys sign. The daemon asks for them, but not twice in a second.
     provider.command("keys");
     wait_until("a login with the new keys", || person.login(&url).0.code == 0);

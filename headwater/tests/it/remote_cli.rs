@@ -87,6 +87,12 @@ fn a_user_of_another_host_logs_in_and_works_until_the_token_is_revoked() {
     user.cli(&["image", "remove", "tiny", "--force"]).fails(1, &["operator", "admin"]);
     user.cli(&["image", "import", "./disk.raw", "--name", "new"]).fails(2, &["so 127.0.0.1 cannot open it"]);
 
+    // A token that an administrator made outlives a logout.
+    let said = user.cli(&["logout"]).ok();
+    assert!(said.contains("removed lab1; its token or certificate stays valid"), "{said}");
+    assert!(!std::fs::read_to_string(user.contexts()).unwrap().contains(&token));
+    user.login(url, &token, &["--fingerprint", fingerprint, "--name", "lab1"]).ok();
+
     daemon.cli(&["token", "revoke", "anna"]).ok();
     user.cli(&["machine", "list"]).fails(1, &["no such token, or it was revoked"]);
 }
