@@ -217,6 +217,28 @@ impl Machines {
         self.delete(&id.network_path(&self.scope), NETWORK_API).await
     }
 
+    /// The paths of the virtual machines and network interfaces in the resource group that have our tag, in the order in
+    /// which they can be removed. Azure updates lists late.
+    pub async fn owned(&self) -> Result<Vec<String>, AzureError> {
+        let mut found = Vec::new();
+        for (kind, api_version) in [
+            ("Microsoft.Compute/virtualMachines", MACHINE_API),
+            ("Microsoft.Network/networkInterfaces", NETWORK_API),
+        ] {
+            let path = format!("{}/providers/{kind}", self.scope.group_path());
+            let listed = self.arm.list(&path, api_version, "").await?;
+            let ours = listed.iter().filter(|there| self.arm.is_ours(there));
+            found.extend(ours.filter_map(|there| there.get("id")?.as_str().map(str::to_owned)));
+        }
+        Ok(found)
+    }
+
+    /// Removes a resource that [`Machines::owned`] has found. It may be gone already.
+    pub async fn remove_owned(&self, path: &str) -> Result<(), AzureError> {
+        let api_version = if is_machine(path) { MACHINE_API } else { NETWORK_API };
+        self.delete(path, api_version).await
+    }
+
     /// The replicas of a version that are ready in the region. One request.
     pub async fn ready_replicas(&self, image: &str) -> Result<u32, AzureError> {
         let version = self.arm.find_with(image, GALLERY_API, "$expand=ReplicationStatus").await?;
@@ -396,6 +418,15 @@ impl Machines {
         let what = format!("machine {} was deleted by another client", id.machine_path(&self.scope));
         AzureError::new(AzureErrorKind::NotFound, what).advise("start the machine again")
     }
+}
+
+fn is_machine(path: &str) -> bool {
+    path.to_ascii_lowercase().contains("/virtualmachines/")
+}
+
+/// Whether a path is that of a virtual machine or a network interface.
+pub fn is_of_machine(path: &str) -> bool {
+    is_machine(path) || path.to_ascii_lowercase().contains("/networkinterfaces/")
 }
 
 /// The description of a failed creation whose reason was in a lost answer. It may have been the size.
