@@ -108,6 +108,7 @@ export interface CallerInfo {
 export interface Catalog {
   /** The write cache of a machine made from now on. */
   cache: CacheSettings;
+  cloud?: CloudScheme;
   /** The processors of each machine's guest. */
   cpus: number;
   /** When it was created. */
@@ -297,6 +298,46 @@ export interface ClaimRequest {
   wait_s?: number;
 }
 
+/** A machine in a cloud as it was last created there. */
+export interface CloudMachine {
+  /** The place of its OS disk: `cache`, `temp`, `nvme` or `managed`. */
+  place: string;
+  /** Its size, which may be a backup size. */
+  size: string;
+  /** The cloud's identifier. Another identifier means a new machine with a pristine OS disk. */
+  vm_id: string;
+  /** Its zone. */
+  zone?: string;
+}
+
+/** How the machines of a catalog are created in a cloud. It is set when the catalog is created, and stays. */
+export interface CloudScheme {
+  /** The user with administrator rights in each guest. */
+  admin_user?: string;
+  /** Sizes that are tried in this order if the cloud has no machine of `size`. */
+  backup_sizes?: string[];
+  /** The connection whose resource group the machines are in. */
+  connection: string;
+  /** Whether the OS disk is on the host if `places` permits it, and then lost with the host. */
+  ephemeral?: boolean;
+  /** Whether the whole image is copied to the host. Needs `ephemeral`. */
+  full_copy?: boolean;
+  /** The size of the OS disk, in whole GiB. Default: that of the version, rounded up. */
+  os_disk_bytes?: number;
+  /** The allowed places of the OS disk, in order of preference: `cache`, `temp`, `nvme`, `managed`. By default, all of them if `ephemeral`, else `managed`. */
+  places?: string[];
+  /** The identifier of the network security group. */
+  security_group?: string;
+  /** The size, such as `Standard_D8ds_v5`. */
+  size: string;
+  /** The public SSH key of that user. */
+  ssh_key: string;
+  /** The identifier of the subnet. */
+  subnet: string;
+  /** The zones in which machines are created: 1, 2, 3. Empty: the region chooses. */
+  zones?: number[];
+}
+
 /** A resource group of a subscription of Azure, and the identity with which the controller uses it. */
 export interface Connection {
   /** How the controller authenticates itself. */
@@ -369,6 +410,7 @@ export type ContentsKind = "file" | "free" | "journal" | "swap" | "metadata" | "
 export interface CreateCatalog {
   /** The write cache of machines that are created from now on. */
   cache?: CacheSettings;
+  cloud?: CloudScheme;
   /** The processors of each machine's guest. */
   cpus?: number;
   /** The display of each machine. */
@@ -837,6 +879,9 @@ export interface Machine {
   catalog?: string;
   /** The holder of its claim. The claim may have ended, and the machine be about to be reset. */
   claimed_for?: string;
+  cloud?: CloudMachine;
+  /** The connection of the cloud that it is in. Absent: it runs on a host. Otherwise the settings of machines on hosts have no effect. */
+  connection?: string;
   /** The guest's processors. */
   cpus: number;
   /** When it was created. */

@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::cloud::CloudScheme;
 use crate::hours::Hours;
 use crate::machine::{CacheSettings, CreateMachine, DiskTransport};
 use crate::platform::{Display, Firmware, Network};
@@ -105,6 +106,10 @@ pub struct CreateCatalog {
     /// The policy for its machines whose host is lost.
     #[serde(default)]
     pub on_host_loss: OnHostLoss,
+    /// How its machines are created in a cloud. Absent: they run on hosts. Otherwise the settings of machines on hosts
+    /// must be absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud: Option<CloudScheme>,
 }
 
 impl CreateCatalog {
@@ -252,6 +257,10 @@ pub struct Catalog {
     /// Seconds after which an SSH host key is replaced when its machine boots; 0: never.
     #[serde(default)]
     pub rotate_after_s: u64,
+    /// How its machines are created in a cloud. Absent: they run on hosts. Otherwise the settings of machines on hosts have
+    /// no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud: Option<CloudScheme>,
     /// When it was created.
     pub created_at_ms: u64,
     /// The names of its machines.

@@ -433,6 +433,8 @@ mod tests {
             name: name.to_owned(),
             uuid: Uuid::nil(),
             host: None,
+            connection: None,
+            cloud: None,
             mac: "52:54:00:00:00:01".to_owned(),
             boot: BootFrom::Vm,
             image: "debian:test".to_owned(),

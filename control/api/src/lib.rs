@@ -25,6 +25,7 @@ pub mod advice;
 pub mod audit;
 pub mod catalog;
 mod claim;
+pub mod cloud;
 pub mod connection;
 pub mod contents;
 pub mod event;
@@ -60,6 +61,7 @@ pub use catalog::{
 pub use claim::{
     Claim, ClaimList, ClaimRequest, MAX_CLAIM_WAIT_S, MAX_HOLDER_CHARS, MAX_KEY_CHARS, OneTimeSecret, ResetOn,
 };
+pub use cloud::{CloudMachine, CloudScheme, MAX_CLOUD_USER_DATA_BYTES};
 pub use connection::{
     Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
     MAX_REPLICAS, OrphanResource, PublishReport, PublishRequest, PublishState, PublishedImage, PublishedList,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::cloud::CloudMachine;
 use crate::platform::{Display, Firmware, Network};
 
 /// Where a machine's writes go.
@@ -382,6 +383,13 @@ pub struct Machine {
     /// The host that runs it. Absent if there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
+    /// The connection of the cloud that it is in. Absent: it runs on a host. Otherwise the settings of machines on hosts
+    /// have no effect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection: Option<String>,
+    /// The machine in the cloud, while it exists there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cloud: Option<CloudMachine>,
     /// The MAC address of its network card.
     pub mac: String,
     /// What starts it.

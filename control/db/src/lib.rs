@@ -44,7 +44,7 @@ pub mod sqlite;
 
 pub use error::DbError;
 pub use record::{
-    AuthorityRecord, CatalogRecord, ClaimRecord, CloudOperation, ConnectionRecord, HostRecord,
+    AuthorityRecord, CatalogRecord, ClaimRecord, CloudOperation, ConnectionRecord, HostRecord, IN_A_CLOUD,
     JoinTokenRecord, MachineRecord, NewEvent, NewTask, PersistentDisk, PoolRecord, Purpose, RunRecord,
     SchemeRecord, Secret, SessionRecord, TaskRecord, TokenRecord,
 };

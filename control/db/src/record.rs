@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use headwater_api::platform::Platform;
 use headwater_api::{
-    BootFrom, CacheSettings, Change, Connection, DiskTransport, HostState, Hours, Identity, MachineState,
-    OnHostLoss, ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
+    BootFrom, CacheSettings, Change, CloudMachine, CloudScheme, Connection, DiskTransport, HostState, Hours,
+    Identity, MachineState, OnHostLoss, ResetOn, Role, SchemeSettings, Scopes, TaskState, Wanted,
 };
 use uuid::Uuid;
 
@@ -41,6 +41,9 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// The host of machines that no host runs, because they are in a cloud: no host has this identity.
+pub const IN_A_CLOUD: Uuid = Uuid::nil();
+
 /// A machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineRecord {
@@ -48,8 +51,12 @@ pub struct MachineRecord {
     pub uuid: Uuid,
     /// Its name; unique.
     pub name: String,
-    /// The host that runs it.
+    /// The host that runs it; [`IN_A_CLOUD`] for a machine in a cloud.
     pub host: Uuid,
+    /// The connection of the cloud that it is in. `None`: a host runs it.
+    pub connection: Option<String>,
+    /// The machine in the cloud, if it exists there.
+    pub cloud: Option<CloudMachine>,
     /// Its MAC address; unique.
     pub mac: String,
     /// What starts it.
@@ -186,6 +193,8 @@ pub struct CatalogRecord {
     pub seal_removes: Vec<String>,
     /// The policy for machines whose host is lost.
     pub on_host_loss: OnHostLoss,
+    /// How its machines are created in a cloud. `None`: they run on hosts.
+    pub cloud: Option<CloudScheme>,
     /// When it was created.
     pub created_at_ms: u64,
 }

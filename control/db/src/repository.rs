@@ -105,10 +105,13 @@ pub trait MachineRepository: Send {
     /// The machines of a host, in natural order of names, without their user data.
     async fn of_host(&mut self, host: Uuid) -> Result<Vec<MachineRecord>, DbError>;
 
+    /// The machines in clouds, in natural order of names, without their user data. No other list by host has them.
+    async fn of_clouds(&mut self) -> Result<Vec<MachineRecord>, DbError>;
+
     /// How many machines match the stored terms of a filter.
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError>;
 
-    /// Stores the state of a machine: wanted, state, reason, version, boot time and start time.
+    /// Stores the state of a machine: wanted, state, reason, version, boot time, start time, and what it is in the cloud.
     /// Returns whether the machine exists.
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError>;
 

@@ -168,6 +168,7 @@ fn alone(record: CatalogRecord) -> Catalog {
         seal_removes: record.seal_removes,
         on_host_loss: record.on_host_loss,
         rotate_after_s: 0,
+        cloud: record.cloud,
         created_at_ms: record.created_at_ms,
     }
 }

@@ -53,6 +53,7 @@ mod catalogs;
 mod certificate;
 mod claims;
 mod clock_hours;
+mod cloud_catalogs;
 mod connections;
 mod console;
 mod damage;

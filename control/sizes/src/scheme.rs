@@ -1,6 +1,6 @@
-//! Cloud schemes: a scheme describes how virtual machines would be created in Azure. This module only checks it against a
-//! table of machine sizes; Headwater creates no machine there. The scheme of a catalog (`headwater catalog scheme`) is
-//! something else.
+//! Cloud schemes: a scheme describes how virtual machines are created in Azure. This module only checks it against a table of
+//! machine sizes: the built-in one, or that of the sizes that a region offers. The versions of a catalog's settings
+//! (`headwater catalog scheme`) are something else.
 //!
 //! Each size of a scheme is checked by itself: the first size, and each backup size, which is tried if the cloud has
 //! no machine of the earlier sizes.

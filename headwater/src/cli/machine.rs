@@ -13,7 +13,7 @@ use headwater_block::size;
 use headwater_qemu::spec::MAX_CPUS;
 
 use crate::caches::{LimitArgs, NewLimits};
-use crate::cli::complete;
+use crate::cli::{CloudArgs, complete};
 use crate::failure::invalid;
 
 /// The write cache and the hardware of a machine.
@@ -408,6 +408,9 @@ pub enum CatalogCommand {
         /// Write cache and size of each machine
         #[command(flatten)]
         machine: MachineArgs,
+        /// Machines in a cloud
+        #[command(flatten)]
+        cloud: Box<CloudArgs>,
     },
     /// List all catalogs
     List,

@@ -5,6 +5,7 @@
 mod backup;
 mod boot;
 mod cache;
+mod cloud;
 mod complete;
 mod config;
 mod connection;
@@ -32,6 +33,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 pub use self::backup::{BackupArgs, RestoreArgs};
 pub use self::boot::{BootCommand, BootMediaArgs, BootOptionsArgs, Product};
 pub use self::cache::{By, CacheCommand};
+pub use self::cloud::CloudArgs;
 pub use self::config::ConfigCommand;
 pub use self::connection::{AddConnectionArgs, ConnectionCommand};
 pub use self::context::{ContextCommand, LoginArgs};

@@ -1,6 +1,7 @@
 //! Carries out the commands of `headwater catalog` with requests to the daemon. A catalog is a group of machines that
 //! have the same settings and boot the same image.
 
+mod cloud;
 mod scheme;
 
 use headwater_api::{
@@ -19,37 +20,7 @@ use crate::show::progress::{Shown, said_if_slow};
 /// Carries out one command of `headwater catalog`.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
-        CatalogCommand::Create {
-            name,
-            image,
-            persistent,
-            count,
-            name_rule,
-            first,
-            keep_ready,
-            hours,
-            start,
-            on_host_loss,
-            seal_removes,
-            machine,
-        } => {
-            let what = channels::behind_store(&image);
-            let rule = NamesOfMachines { name_rule, first };
-            let new = creation(name, image, persistent, rule, &machine)?;
-            let (ready_hours, stop_idle_s) = (hours.hours()?, hours.stop_idle);
-            let request =
-                CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, on_host_loss, ..new };
-            let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
-            let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
-            if !json {
-                show::line(&text)?;
-            }
-            if let Some(count) = count {
-                scale(&client, &catalog.name, ScaleRequest { count, start, force: false }, json).await?;
-            } else if json {
-                show::json(&catalog)?;
-            }
-        }
+        command @ CatalogCommand::Create { .. } => create(&client, command, json).await?,
         CatalogCommand::Scale { name, count, start, force } => {
             scale(&client, &name, ScaleRequest { count, start, force }, json).await?;
         }
@@ -115,6 +86,46 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
     }
     Ok(0)
+}
+
+/// Creates a catalog, and with `--count` its machines.
+async fn create(client: &Client, command: CatalogCommand, json: bool) -> anyhow::Result<()> {
+    let CatalogCommand::Create {
+        name,
+        image,
+        persistent,
+        count,
+        name_rule,
+        first,
+        keep_ready,
+        hours,
+        start,
+        on_host_loss,
+        seal_removes,
+        machine,
+        cloud,
+    } = command
+    else {
+        return Ok(());
+    };
+    let cloud = cloud::scheme(&cloud)?;
+    let what = channels::behind_store(&image);
+    let rule = NamesOfMachines { name_rule, first };
+    let new = creation(name, image, persistent, rule, &machine)?;
+    let (ready_hours, stop_idle_s) = (hours.hours()?, hours.stop_idle);
+    let request =
+        CreateCatalog { keep_ready, ready_hours, stop_idle_s, seal_removes, on_host_loss, cloud, ..new };
+    let catalog = said_if_slow(json, &what, client.create_catalog(&request)).await?;
+    let text = format!("created catalog {}; its machines boot {}", catalog.name, catalog.image);
+    if !json {
+        show::line(&text)?;
+    }
+    if let Some(count) = count {
+        scale(client, &catalog.name, ScaleRequest { count, start, force: false }, json).await?;
+    } else if json {
+        show::json(&catalog)?;
+    }
+    Ok(())
 }
 
 async fn remove(client: &Client, name: String, json: bool) -> anyhow::Result<()> {
@@ -249,6 +260,7 @@ fn creation(
         user_data: machine::user_data(args)?,
         seal_removes: Vec::new(),
         on_host_loss: OnHostLoss::Wait,
+        cloud: None,
     })
 }
 
@@ -341,11 +353,28 @@ fn show_claims(claims: &[Claim]) -> anyhow::Result<()> {
 
 async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    show::pairs(&[
+    let mut pairs = vec![
         ("catalog", catalog.name.clone()),
         ("image", catalog.image.clone()),
         ("pinned to", or_dash(catalog.pin.clone())),
         ("at the next boot", or_dash(catalog.next_version.clone())),
+    ];
+    pairs.extend(match &catalog.cloud {
+        Some(cloud) => cloud::pairs(&catalog, cloud),
+        None => pairs_of_hosts(&catalog),
+    });
+    pairs.push(("created", show::time(catalog.created_at_ms)));
+    show::pairs(&pairs)?;
+    let machines = client.machines().await?.machines;
+    let machines: Vec<_> =
+        machines.into_iter().filter(|machine| machine.catalog.as_ref() == Some(&catalog.name)).collect();
+    show::line("")?;
+    show::line(&show::machines::machines(&machines))
+}
+
+/// The settings of machines that run on hosts.
+fn pairs_of_hosts(catalog: &Catalog) -> Vec<(&'static str, String)> {
+    vec![
         ("write cache", machine::cache_text(&catalog.cache)),
         ("memory", size::format(catalog.memory_bytes)),
         ("processors", catalog.cpus.to_string()),
@@ -355,17 +384,11 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         ("display", catalog.display.to_string()),
         ("network", machine::network_text(&catalog.network)),
         ("scratch disk", machine::scratch_text(catalog.scratch_bytes)),
-        ("scheme", scheme::in_words(&catalog)),
+        ("scheme", scheme::in_words(catalog)),
         ("machines are named", format!("{} from {}", catalog.name_rule, catalog.first_number)),
-        ("kept ready", ready_text(&catalog)),
-        ("a seal also removes", removed_text(&catalog)),
-        ("when their host is lost", format!("machines {}", loss_text(&catalog))),
-        ("SSH host keys", rotation_text(&catalog)),
-        ("created", show::time(catalog.created_at_ms)),
-    ])?;
-    let machines = client.machines().await?.machines;
-    let machines: Vec<_> =
-        machines.into_iter().filter(|machine| machine.catalog.as_ref() == Some(&catalog.name)).collect();
-    show::line("")?;
-    show::line(&show::machines::machines(&machines))
+        ("kept ready", ready_text(catalog)),
+        ("a seal also removes", removed_text(catalog)),
+        ("when their host is lost", format!("machines {}", loss_text(catalog))),
+        ("SSH host keys", rotation_text(catalog)),
+    ]
 }

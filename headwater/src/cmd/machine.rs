@@ -525,7 +525,6 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         return show::json(&machine);
     }
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
-    let cache = machine.cache;
     let mut pairs = vec![
         ("machine", machine.name.clone()),
         ("state", sentence(&machine)),
@@ -536,24 +535,40 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
         ("catalog", or_dash(machine.catalog.clone())),
         ("persistent disk over", or_dash(machine.kept.clone())),
         ("edits", or_dash(machine.edits.clone())),
-        ("host", or_dash(machine.host.clone())),
+        ("host", or_dash(show::machines::host(&machine))),
         ("uuid", machine.uuid.to_string()),
-        ("mac", machine.mac.clone()),
-        ("started by", started_by(&machine)),
         ("host name", machine.identity.host_name.clone()),
-        ("machine-id", machine.identity.machine_id.clone()),
-        ("ssh host key", machine.identity.ssh_host_key_public.clone()),
-        ("memory", size::format(machine.memory_bytes)),
-        ("processors", machine.cpus.to_string()),
-        ("write cache", cache_text(&cache)),
-        ("disk reached by", machine.transport.to_string()),
+    ];
+    if machine.connection.is_some() {
+        let cloud = machine.cloud.clone();
+        pairs.extend([
+            ("in Azure", or_dash(cloud.as_ref().map(ToString::to_string))),
+            ("Azure's identifier", or_dash(cloud.map(|cloud| cloud.vm_id))),
+        ]);
+    } else {
+        pairs.extend([
+            ("mac", machine.mac.clone()),
+            ("started by", started_by(&machine)),
+            ("machine-id", machine.identity.machine_id.clone()),
+            ("ssh host key", machine.identity.ssh_host_key_public.clone()),
+            ("memory", size::format(machine.memory_bytes)),
+            ("processors", machine.cpus.to_string()),
+            ("write cache", cache_text(&machine.cache)),
+            ("disk reached by", machine.transport.to_string()),
+        ]);
+    }
+    pairs.extend([
         ("created", show::time(machine.created_at_ms)),
         ("started", or_dash(machine.started_at_ms.map(show::time))),
-        ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),
-        ("run by", or_dash(machine.accelerator.clone())),
-    ];
-    // A target has hardware of its own.
-    if machine.boot == BootFrom::Vm {
+    ]);
+    if machine.connection.is_none() {
+        pairs.extend([
+            ("process", or_dash(machine.pid.map(|pid| pid.to_string()))),
+            ("run by", or_dash(machine.accelerator.clone())),
+        ]);
+    }
+    // A target and a machine in a cloud have hardware of their own.
+    if machine.boot == BootFrom::Vm && machine.connection.is_none() {
         pairs.extend([
             ("firmware", firmware_text(machine.firmware, machine.secure_boot)),
             ("TPM", tpm_text(machine.tpm)),

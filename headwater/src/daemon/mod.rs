@@ -230,6 +230,8 @@ async fn start_background(service: &Service, resume: bool, left_tasks: Vec<i64>)
     if resume {
         service.resume().await;
     }
+    let clouds = service.clone();
+    tokio::spawn(async move { clouds.keep_clouds().await });
     let recovered = service.recover_tasks(left_tasks).await;
     recovered.context("cannot continue the tasks of an earlier daemon")
 }

@@ -20,17 +20,23 @@ pub fn ram_limit_bytes(cache: &CacheSettings) -> u64 {
 
 /// The table of machines.
 pub fn machines(machines: &[Machine]) -> String {
-    // The column of hosts is shown only if there are several hosts.
-    let has_hosts = machines.iter().any(|machine| machine.host.is_some());
+    // The column of hosts is shown only if there are several hosts, or machines in clouds.
+    let has_hosts = machines.iter().any(|machine| host(machine).is_some());
     let headings: Vec<&str> = LIVE.into_iter().chain(has_hosts.then_some("HOST")).chain(MORE).collect();
     let rows = machines.iter().map(|machine| {
         let mut row = row(machine);
         if has_hosts {
-            row.insert(LIVE.len(), machine.host.clone().unwrap_or_else(|| "-".to_owned()));
+            row.insert(LIVE.len(), host(machine).unwrap_or_else(|| "-".to_owned()));
         }
         row
     });
     table_text(&headings, rows)
+}
+
+/// The host of a machine, or the connection of its cloud.
+pub fn host(machine: &Machine) -> Option<String> {
+    let cloud = machine.connection.as_ref().map(|connection| format!("{connection} (Azure)"));
+    cloud.or_else(|| machine.host.clone())
 }
 
 /// The table without the columns that rarely change.
@@ -62,7 +68,10 @@ fn row(machine: &Machine) -> Vec<String> {
         counter(|disk| disk.disk_used_bytes),
         counter(|disk| disk.spilled_bytes),
         machine.disk.as_ref().map_or_else(|| "-".to_owned(), |disk| disk.iops.to_string()),
-        size::format(ram_limit_bytes(&machine.cache)),
+        match machine.connection {
+            None => size::format(ram_limit_bytes(&machine.cache)),
+            Some(_) => "-".to_owned(),
+        },
         version(machine),
         machine.catalog.clone().unwrap_or_else(|| "-".to_owned()),
         machine

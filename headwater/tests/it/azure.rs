@@ -14,16 +14,16 @@ const SUBSCRIPTION: &str = "11111111-2222-3333-4444-555555555555";
 const CLIENT: &str = "66666666-7777-8888-9999-000000000000";
 const SECRET: &str = "s3cret~Value";
 const NEW_SECRET: &str = "n3w-Secret";
-const GROUP: &str = "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/lab";
+pub const GROUP: &str = "/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/lab";
 
 /// The fake Azure, which runs until this is dropped.
-struct Azure {
-    server: ArmServer,
+pub struct Azure {
+    pub server: ArmServer,
     runtime: tokio::runtime::Runtime,
 }
 
 impl Azure {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let server = runtime.block_on(ArmServer::start());
@@ -32,7 +32,7 @@ impl Azure {
         Self { server, runtime }
     }
 
-    fn connect(&self, daemon: &Daemon, name: &str) -> Ran {
+    pub fn connect(&self, daemon: &Daemon, name: &str) -> Ran {
         let secret = daemon.path().join("secret.txt");
         std::fs::write(&secret, format!("{SECRET}\n")).unwrap();
         let url = self.server.url.as_str();
@@ -50,24 +50,24 @@ impl Azure {
     }
 
     /// The paths of all resources.
-    fn resources(&self) -> Vec<String> {
+    pub fn resources(&self) -> Vec<String> {
         self.server.management().resources.keys().cloned().collect()
     }
 
     /// Waits until a request is met by a fault that kills its client.
-    fn wait_for_kill(&self) {
+    pub fn wait_for_kill(&self) {
         self.runtime.block_on(self.server.killed.notified());
     }
 
     /// The next request to a path with this text gets no answer.
-    fn hang_at(&self, method: &'static str, contains: &str, fault: ArmFault) {
+    pub fn hang_at(&self, method: &'static str, contains: &str, fault: ArmFault) {
         let rule = FaultRule { method: Some(method), contains: contains.to_owned(), skip: 0, fault };
         self.server.management().rules.push(rule);
     }
 }
 
 /// Imports a disk that is one ext4 file system with these files.
-fn import(daemon: &Daemon, name: &str, files: &[(&str, &[u8])]) {
+pub fn import(daemon: &Daemon, name: &str, files: &[(&str, &[u8])]) {
     let tree = tempfile::tempdir().unwrap();
     for (path, contents) in files {
         let path = tree.path().join(path);
@@ -86,7 +86,7 @@ fn import(daemon: &Daemon, name: &str, files: &[(&str, &[u8])]) {
     daemon.cli(&["image", "import", disk.to_str().unwrap(), "--name", name]).ok();
 }
 
-fn json_of(daemon: &Daemon, args: &[&str]) -> Value {
+pub fn json_of(daemon: &Daemon, args: &[&str]) -> Value {
     serde_json::from_str(&daemon.cli(&[&["--json"], args].concat()).ok()).unwrap()
 }
 

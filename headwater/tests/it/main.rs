@@ -4,6 +4,7 @@ mod advice;
 mod api;
 mod attach;
 mod azure;
+mod azure_machines;
 mod backup;
 mod bad_input;
 mod boot;

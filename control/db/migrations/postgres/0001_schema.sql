@@ -42,7 +42,24 @@ CREATE TABLE join_tokens (
     used_by       TEXT
 );
 
--- What machines are made alike from: what they boot, and the settings of a machine that is made.
+-- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
+CREATE TABLE connections (
+    name           TEXT COLLATE "C" NOT NULL PRIMARY KEY,
+    subscription   TEXT    NOT NULL,
+    tenant         TEXT    NOT NULL,
+    resource_group TEXT    NOT NULL,
+    region         TEXT    NOT NULL,
+    auth           TEXT    NOT NULL,
+    client_id      TEXT,
+    secret         BYTEA  ,
+    authority      TEXT    NOT NULL,
+    management     TEXT    NOT NULL,
+    created_by     TEXT    NOT NULL,
+    created_at_ms  BIGINT  NOT NULL
+);
+
+-- What machines are made alike from: what they boot, and the settings of a machine that is made. `cloud` has, as JSON, how they are created
+-- in the cloud of `connection`; without a connection they run on hosts.
 CREATE TABLE catalogs (
     name             TEXT COLLATE "C" NOT NULL PRIMARY KEY,
     image            TEXT COLLATE "C" NOT NULL,
@@ -70,6 +87,8 @@ CREATE TABLE catalogs (
     first_number     BIGINT  NOT NULL,
     seal_removes     TEXT    NOT NULL,
     on_host_loss     TEXT    NOT NULL,
+    connection       TEXT COLLATE "C" REFERENCES connections (name),
+    cloud            TEXT,
     created_at_ms    BIGINT  NOT NULL
 );
 
@@ -99,7 +118,8 @@ CREATE TABLE schemes (
 
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
--- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`, or the nil UUID
+-- for a machine in the cloud of `connection`, which no host runs; `cloud` has what it is there, as JSON.
 -- `scheme` is the version of the catalog's scheme whose settings a machine has.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
 -- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
@@ -113,6 +133,8 @@ CREATE TABLE machines (
     image                TEXT COLLATE "C" NOT NULL,
     pin                  TEXT COLLATE "C",
     catalog              TEXT COLLATE "C" REFERENCES catalogs (name),
+    connection           TEXT COLLATE "C" REFERENCES connections (name),
+    cloud                TEXT,
     scheme               BIGINT,
     cache_mode           TEXT    NOT NULL,
     cache_ram_bytes      BIGINT  NOT NULL,
@@ -260,22 +282,6 @@ CREATE TABLE runs (
 );
 
 CREATE INDEX runs_by_catalog ON runs (catalog, id);
-
--- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
-CREATE TABLE connections (
-    name           TEXT COLLATE "C" NOT NULL PRIMARY KEY,
-    subscription   TEXT    NOT NULL,
-    tenant         TEXT    NOT NULL,
-    resource_group TEXT    NOT NULL,
-    region         TEXT    NOT NULL,
-    auth           TEXT    NOT NULL,
-    client_id      TEXT,
-    secret         BYTEA  ,
-    authority      TEXT    NOT NULL,
-    management     TEXT    NOT NULL,
-    created_by     TEXT    NOT NULL,
-    created_at_ms  BIGINT  NOT NULL
-);
 
 -- Versions of images in the gallery of a connection. A row is written before the first resource of the version is made, and removed after
 -- its last resource was removed.

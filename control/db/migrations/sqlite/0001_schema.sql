@@ -41,7 +41,24 @@ CREATE TABLE join_tokens (
     used_by       TEXT
 ) STRICT;
 
--- What machines are made alike from: what they boot, and the settings of a machine that is made.
+-- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
+CREATE TABLE connections (
+    name           TEXT    NOT NULL PRIMARY KEY,
+    subscription   TEXT    NOT NULL,
+    tenant         TEXT    NOT NULL,
+    resource_group TEXT    NOT NULL,
+    region         TEXT    NOT NULL,
+    auth           TEXT    NOT NULL,
+    client_id      TEXT,
+    secret         BLOB   ,
+    authority      TEXT    NOT NULL,
+    management     TEXT    NOT NULL,
+    created_by     TEXT    NOT NULL,
+    created_at_ms  INTEGER NOT NULL
+) STRICT;
+
+-- What machines are made alike from: what they boot, and the settings of a machine that is made. `cloud` has, as JSON, how they are created
+-- in the cloud of `connection`; without a connection they run on hosts.
 CREATE TABLE catalogs (
     name             TEXT    NOT NULL PRIMARY KEY,
     image            TEXT    NOT NULL,
@@ -69,6 +86,8 @@ CREATE TABLE catalogs (
     first_number     INTEGER NOT NULL,
     seal_removes     TEXT    NOT NULL,
     on_host_loss     TEXT    NOT NULL,
+    connection       TEXT REFERENCES connections (name),
+    cloud            TEXT,
     created_at_ms    INTEGER NOT NULL
 ) STRICT;
 
@@ -98,7 +117,8 @@ CREATE TABLE schemes (
 
 -- Machines: settings, identity and the state that the daemon saw last. `boot` is `vm`, which the daemon starts, or `network`.
 -- `name_key` is the name in a form whose bytes have the order in which people count.
--- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`.
+-- `pin` is the version that a machine boots whatever its image's channels say, as `IMAGE@NUMBER`. `host` is one of `hosts`, or the nil UUID
+-- for a machine in the cloud of `connection`, which no host runs; `cloud` has what it is there, as JSON.
 -- `scheme` is the version of the catalog's scheme whose settings a machine has.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
 -- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
@@ -112,6 +132,8 @@ CREATE TABLE machines (
     image                TEXT    NOT NULL,
     pin                  TEXT,
     catalog              TEXT    REFERENCES catalogs (name),
+    connection           TEXT REFERENCES connections (name),
+    cloud                TEXT,
     scheme               INTEGER,
     cache_mode           TEXT    NOT NULL,
     cache_ram_bytes      INTEGER NOT NULL,
@@ -259,22 +281,6 @@ CREATE TABLE runs (
 ) STRICT;
 
 CREATE INDEX runs_by_catalog ON runs (catalog, id);
-
--- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
-CREATE TABLE connections (
-    name           TEXT    NOT NULL PRIMARY KEY,
-    subscription   TEXT    NOT NULL,
-    tenant         TEXT    NOT NULL,
-    resource_group TEXT    NOT NULL,
-    region         TEXT    NOT NULL,
-    auth           TEXT    NOT NULL,
-    client_id      TEXT,
-    secret         BLOB   ,
-    authority      TEXT    NOT NULL,
-    management     TEXT    NOT NULL,
-    created_by     TEXT    NOT NULL,
-    created_at_ms  INTEGER NOT NULL
-) STRICT;
 
 -- Versions of images in the gallery of a connection. A row is written before the first resource of the version is made, and removed after
 -- its last resource was removed.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use headwater_api::name::natural;
 use headwater_api::scheme::KEPT_SCHEMES;
-use headwater_api::{Hours, OnHostLoss};
+use headwater_api::{CloudScheme, Hours, OnHostLoss};
 
 use crate::error::DbError;
 use crate::record::{CatalogRecord, PoolRecord, SchemeRecord};
@@ -41,6 +41,9 @@ fn record(row: &Row, key: &KeySlot) -> Result<CatalogRecord, DbError> {
     let name: String = row.get("name")?;
     let user_data: Option<Vec<u8>> = row.get("user_data")?;
     let user_data = user_data.map(|stored| key.decrypt(USER_DATA, &name, stored)).transpose()?;
+    let cloud: Option<String> = row.get("cloud")?;
+    let cloud =
+        cloud.map(|text| CloudScheme::parse(&text).ok_or_else(|| unreadable("cloud", &text))).transpose()?;
     Ok(CatalogRecord {
         name,
         image: row.get("image")?,
@@ -59,6 +62,7 @@ fn record(row: &Row, key: &KeySlot) -> Result<CatalogRecord, DbError> {
         stop_idle_s: row.number("stop_idle_s")?,
         seal_removes: seal_removes.lines().map(str::to_owned).collect(),
         on_host_loss: row.read("on_host_loss", |text| OnHostLoss::parse(text).ok())?,
+        cloud,
         created_at_ms: row.number("created_at_ms")?,
     })
 }
@@ -114,6 +118,8 @@ impl CatalogRepository for Catalogs<'_> {
             .set("stop_idle_s", catalog.stop_idle_s)
             .set("seal_removes", catalog.seal_removes.join("\n"))
             .set("on_host_loss", catalog.on_host_loss.name())
+            .set("connection", catalog.cloud.as_ref().map(|cloud| cloud.connection.as_str()))
+            .set("cloud", &catalog.cloud.as_ref().map(CloudScheme::to_text))
             .set("created_at_ms", catalog.created_at_ms);
         self.0.add(hardware.set_in(insert), || format!("catalog '{}'", catalog.name)).await
     }

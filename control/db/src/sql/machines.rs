@@ -2,7 +2,9 @@
 
 use async_trait::async_trait;
 use headwater_api::name::natural_key;
-use headwater_api::{BootFrom, Filter, Identity, MachineSort, MachineState, OnHostLoss, Position, Wanted};
+use headwater_api::{
+    BootFrom, CloudMachine, Filter, Identity, MachineSort, MachineState, OnHostLoss, Position, Wanted,
+};
 use uuid::Uuid;
 
 use crate::error::DbError;
@@ -49,10 +51,15 @@ fn record(
     let on_host_loss = on_host_loss
         .map(|text| OnHostLoss::parse(&text).map_err(|_| unreadable("catalog_on_host_loss", &text)))
         .transpose()?;
+    let cloud: Option<String> = row.get("cloud")?;
+    let cloud =
+        cloud.map(|text| CloudMachine::parse(&text).ok_or_else(|| unreadable("cloud", &text))).transpose()?;
     Ok(MachineRecord {
         uuid: row.uuid("uuid")?,
         name: row.get("name")?,
         host: row.uuid("host")?,
+        connection: row.get("connection")?,
+        cloud,
         mac: row.get("mac")?,
         boot: row.read("boot", |text| BootFrom::parse(text).ok())?,
         image: catalog_image.map_or_else(|| row.get("image"), Ok)?,
@@ -123,6 +130,8 @@ impl MachineRepository for Machines<'_> {
             .set("image", &machine.image)
             .set("pin", &machine.pin)
             .set("catalog", &machine.catalog)
+            .set("connection", &machine.connection)
+            .set("cloud", &machine.cloud.as_ref().map(CloudMachine::to_text))
             .set("scheme", machine.scheme.map(u64::from))
             .set("host_name", &machine.identity.host_name)
             .set("machine_id", &machine.identity.machine_id)
@@ -205,6 +214,11 @@ impl MachineRepository for Machines<'_> {
         self.0.all(Statement::new(all).bind(host), listed).await
     }
 
+    async fn of_clouds(&mut self) -> Result<Vec<MachineRecord>, DbError> {
+        let all = "SELECT * FROM machines_and_catalogs WHERE connection IS NOT NULL ORDER BY name_key";
+        self.0.all(Statement::new(all), listed).await
+    }
+
     async fn count(&mut self, filter: &Filter) -> Result<u64, DbError> {
         let condition = Condition::of(filter, &MACHINES, 0);
         // The view costs more than the table, and is needed for what catalogs say.
@@ -216,8 +230,8 @@ impl MachineRepository for Machines<'_> {
     async fn update_state(&mut self, machine: &MachineRecord) -> Result<bool, DbError> {
         let update = Statement::new(
             "UPDATE machines SET wanted = $1, state = $2, reason = $3, version = $4, boot_ms = $5, started_at_ms = $6,
-               kept = $7
-             WHERE uuid = $8",
+               kept = $7, cloud = $8
+             WHERE uuid = $9",
         )
         .bind(machine.wanted.name())
         .bind(machine.state.name())
@@ -226,6 +240,7 @@ impl MachineRepository for Machines<'_> {
         .bind(machine.boot_ms)
         .bind(machine.started_at_ms)
         .bind(&machine.kept)
+        .bind(&machine.cloud.as_ref().map(CloudMachine::to_text))
         .bind(machine.uuid);
         self.0.changes_one(update).await
     }

@@ -1,7 +1,14 @@
 //! The cases of the suite about connections to clouds, and what is there.
 
-use headwater_api::{Connection, ConnectionAuth, PublishState, PublishedImage};
-use headwater_db::{CloudOperation, ConnectionRecord, Database, DbError, Secret};
+use headwater_api::{
+    CloudMachine, CloudScheme, Connection, ConnectionAuth, MachineState, PublishState, PublishedImage,
+};
+use headwater_db::{
+    CatalogRecord, CloudOperation, ConnectionRecord, Database, DbError, IN_A_CLOUD, MachineRecord, Secret,
+};
+use uuid::Uuid;
+
+use crate::suite::{catalog, machine};
 
 pub fn connection(name: &str) -> ConnectionRecord {
     ConnectionRecord {
@@ -85,6 +92,37 @@ pub async fn published_versions_are_kept_until_removed(db: &dyn Database) {
     }
     assert!(!repo.clouds().remove_published(&ready).await.unwrap());
     assert!(repo.clouds().remove("prod").await.unwrap());
+}
+
+/// A machine in a cloud is in no list of a host's machines. Its connection stays as long as its catalog.
+pub async fn machines_in_clouds_have_no_host(db: &dyn Database) {
+    let mut repo = db.write().await.unwrap();
+    repo.clouds().add(&connection("prod")).await.unwrap();
+    let text = r#"{"connection":"prod","size":"Standard_D8ds_v5","subnet":"/subscriptions/s","ssh_key":"ssh-rsa A"}"#;
+    let class = CatalogRecord { cloud: CloudScheme::parse(text), ..catalog("class") };
+    assert!(class.cloud.is_some());
+    repo.catalogs().add(&class).await.unwrap();
+    assert_eq!(repo.catalogs().by_name("class").await.unwrap(), Some(class.clone()));
+    let mut desk = MachineRecord {
+        host: IN_A_CLOUD,
+        connection: Some("prod".to_owned()),
+        image: class.image.clone(),
+        catalog: Some("class".to_owned()),
+        catalog_pin: class.pin.clone(),
+        catalog_scheme: Some(class.scheme),
+        ..machine("desk")
+    };
+    repo.machines().add(&desk).await.unwrap();
+    repo.machines().add(&machine("local")).await.unwrap();
+    desk.state = MachineState::Running;
+    let (size, place, vm_id) = ("Standard_D8ds_v5".to_owned(), "temp".to_owned(), "v".to_owned());
+    desk.cloud = Some(CloudMachine { size, zone: Some("2".to_owned()), place, vm_id });
+    assert!(repo.machines().update_state(&desk).await.unwrap());
+    assert_eq!(repo.machines().by_name("desk").await.unwrap(), Some(desk));
+    let names = |list: Vec<MachineRecord>| list.into_iter().map(|it| it.name).collect::<Vec<_>>();
+    assert_eq!(names(repo.machines().of_clouds().await.unwrap()), ["desk"]);
+    assert_eq!(names(repo.machines().of_host(Uuid::from_u128(9)).await.unwrap()), ["local"]);
+    assert!(repo.clouds().remove("prod").await.is_err(), "a catalog creates machines there");
 }
 
 /// Operations are listed in the order in which they were begun, until they end.

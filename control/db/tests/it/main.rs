@@ -66,4 +66,5 @@ suite!(
     connections_are_stored_whole,
     published_versions_are_kept_until_removed,
     cloud_operations_are_kept_until_they_end,
+    machines_in_clouds_have_no_host,
 );

@@ -18,7 +18,7 @@ use headwater_db::{
 use uuid::Uuid;
 
 pub use crate::clouds::{
-    cloud_operations_are_kept_until_they_end, connections_are_stored_whole,
+    cloud_operations_are_kept_until_they_end, connections_are_stored_whole, machines_in_clouds_have_no_host,
     published_versions_are_kept_until_removed,
 };
 pub use crate::hosts::{
@@ -38,6 +38,8 @@ pub fn machine(name: &str) -> MachineRecord {
         uuid: Uuid::from_u128(seed),
         name: name.to_owned(),
         host: Uuid::from_u128(9),
+        connection: None,
+        cloud: None,
         mac: format!("52:54:00:{:02x}:{:02x}:{:02x}", seed & 255, (seed >> 8) & 255, (seed >> 16) & 255),
         boot: BootFrom::Network,
         image: "debian@3".to_owned(),
@@ -239,6 +241,7 @@ pub fn catalog(name: &str) -> CatalogRecord {
         stop_idle_s: 600,
         seal_removes: vec!["/etc/licence key".to_owned(), "/srv/*.token".to_owned()],
         on_host_loss: OnHostLoss::Wait,
+        cloud: None,
         created_at_ms: 5,
     }
 }

@@ -143,6 +143,7 @@ mod tests {
             stop_idle_s: 0,
             seal_removes: Vec::new(),
             on_host_loss: OnHostLoss::default(),
+            cloud: None,
             created_at_ms: 0,
         }
     }

@@ -1,10 +1,12 @@
-//! The trait [`Cloud`], through which the service uses clouds: it checks connections, and publishes versions of images.
+//! The traits through which the service uses clouds: [`Cloud`] checks connections and publishes versions of images, and
+//! [`CloudMachines`] creates machines of these versions.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use headwater_api::{ConnectionCheck, ImageVersion, PublishedImage};
-use headwater_db::ConnectionRecord;
+use headwater_api::{CloudMachine, CloudScheme, ConnectionCheck, ImageVersion, PublishedImage};
+use headwater_db::{ConnectionRecord, Secret};
+use uuid::Uuid;
 
 use crate::backend::{BackendError, TaskControl};
 
@@ -63,6 +65,78 @@ pub struct PublishCheck {
     pub remarks: Vec<String>,
 }
 
+/// A machine to create in a cloud.
+#[derive(Clone, Debug)]
+pub struct CloudOrder {
+    /// The connection.
+    pub connection: ConnectionRecord,
+    /// How machines of its catalog are created.
+    pub scheme: CloudScheme,
+    /// The version that it boots, which is published with this connection.
+    pub published: PublishedImage,
+    /// The size of its OS disk, in whole GiB.
+    pub os_disk_bytes: u64,
+    /// Its permanent identity, from which its resources are named.
+    pub uuid: Uuid,
+    /// The host name of its guest.
+    pub host_name: String,
+    /// Its catalog and the version of the catalog's settings, as a mark on its resources.
+    pub mark: String,
+    /// Its cloud-init user data.
+    pub user_data: Option<Secret>,
+}
+
+/// A machine that was created, or found as an earlier call has created it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloudStarted {
+    /// The machine.
+    pub machine: CloudMachine,
+    /// The sizes and zones that were refused before, with the reasons.
+    pub refused: Vec<String>,
+}
+
+/// A machine that exists in a cloud.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloudState {
+    /// The machine.
+    pub machine: CloudMachine,
+    /// Whether somebody has switched it off there.
+    pub is_off: bool,
+}
+
+/// Machines in clouds.
+///
+/// # Contract
+/// - There is one call at a time for a machine. Each call may be repeated, and each future may be dropped, at any time:
+///   the next call for the machine first completes what was left, also if another daemon makes it.
+/// - A call takes minutes. It returns when the cloud has finished.
+/// - No machine is created twice, and only machines of this controller are changed.
+#[async_trait]
+pub trait CloudMachines: Send + Sync + 'static {
+    /// Fails if machines with such a scheme cannot be created: the region does not offer a size, or a size cannot hold the
+    /// OS disk. Changes nothing in the cloud. The UUID, names and user data of the order are not used.
+    async fn check_machines(&self, order: &CloudOrder) -> Result<(), BackendError>;
+
+    /// Creates a machine with a pristine disk, or finds the one that an earlier call has created. It is on afterwards.
+    async fn start_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError>;
+
+    /// Gives a machine a pristine disk of the version in the order, and switches it on.
+    async fn reset_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError>;
+
+    /// Deletes a machine with its disk; its address stays. It may be gone already.
+    async fn stop_machine(&self, connection: &ConnectionRecord, machine: Uuid) -> Result<(), BackendError>;
+
+    /// Deletes a machine with all that belongs to it. It may be gone already.
+    async fn remove_machine(&self, connection: &ConnectionRecord, machine: Uuid) -> Result<(), BackendError>;
+
+    /// A machine as it is now. `None`: it does not exist.
+    async fn machine_state(
+        &self,
+        connection: &ConnectionRecord,
+        machine: Uuid,
+    ) -> Result<Option<CloudState>, BackendError>;
+}
+
 /// Clouds.
 ///
 /// # Contract
@@ -70,7 +144,7 @@ pub struct PublishCheck {
 /// - Each call may be repeated, and each future may be dropped, at any time: the next call continues.
 /// - No error contains a secret.
 #[async_trait]
-pub trait Cloud: Send + Sync + 'static {
+pub trait Cloud: CloudMachines {
     /// Fails if the settings of a connection cannot be right. Sends no request.
     fn accept(&self, connection: &ConnectionRecord) -> Result<(), BackendError>;
 
@@ -95,11 +169,12 @@ pub trait Cloud: Send + Sync + 'static {
     async fn unpublish(&self, order: &UnpublishOrder, control: Arc<TaskControl>) -> Result<(), BackendError>;
 
     /// The identifiers of resources that this controller made in the cloud, and that belong to none of the published
-    /// versions. In the order in which they can be removed.
+    /// versions and to none of the machines. In the order in which they can be removed.
     async fn orphans(
         &self,
         connection: &ConnectionRecord,
         published: &[PublishedImage],
+        machines: &[Uuid],
     ) -> Result<Vec<String>, BackendError>;
 
     /// Removes such a resource. It may be gone already.

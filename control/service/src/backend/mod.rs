@@ -16,7 +16,10 @@ mod task_control;
 mod wake;
 
 pub use alarm_channel::{AlarmChannel, AlarmMessage};
-pub use cloud::{Cloud, CloudFacts, ProvisioningAgent, PublishCheck, PublishOrder, UnpublishOrder};
+pub use cloud::{
+    Cloud, CloudFacts, CloudMachines, CloudOrder, CloudStarted, CloudState, ProvisioningAgent, PublishCheck,
+    PublishOrder, UnpublishOrder,
+};
 pub use disks::{
     Disk, DiskRequest, Disks, FrozenDisk, Given, IdentityLeft, NOTE_MAX_BYTES, OpenDisk, PersistentDiskRef,
     PersistentDiskRequest, SealOrder, SealOutcome, Shortage,

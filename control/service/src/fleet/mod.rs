@@ -122,7 +122,7 @@ impl Service {
 
     /// Whether a machine is run by this daemon.
     pub(crate) fn is_own(&self, record: &MachineRecord) -> bool {
-        // A machine that boots from the network runs on no host.
+        // A machine that boots from the network runs on no host, and a machine in a cloud has a host that does not exist.
         record.boot == BootFrom::Network || record.host == self.own_host()
     }
 

@@ -43,6 +43,7 @@ impl Service {
         record: &MachineRecord,
         what: &'static str,
     ) -> Result<Arc<Link>, LifecycleError> {
+        Self::not_in_cloud(what, record)?;
         if let Some(link) = self.link(record.host) {
             return Ok(link);
         }
@@ -60,6 +61,18 @@ impl Service {
         Err(LifecycleError::Away { what, machine: record.name.clone(), host, since })
     }
 
+    /// Fails for a machine in a cloud. All operations that need the host of a machine come here, because no host has the
+    /// identity that such a machine has as its host.
+    pub(crate) fn not_in_cloud(what: &'static str, record: &MachineRecord) -> Result<(), LifecycleError> {
+        match &record.connection {
+            None => Ok(()),
+            Some(connection) => {
+                let (machine, connection) = (record.name.clone(), connection.clone());
+                Err(LifecycleError::InCloud { what, machine, connection })
+            }
+        }
+    }
+
     /// Fails for a machine of another host, for operations that work only here.
     pub(crate) async fn must_be_own(
         &self,
@@ -69,6 +82,7 @@ impl Service {
         if self.is_own(record) {
             return Ok(());
         }
+        Self::not_in_cloud(what, record)?;
         let host = self.db().read().await?.hosts().by_id(record.host).await?;
         let host = host.map_or_else(|| record.host.to_string(), |host| host.name);
         Err(LifecycleError::Elsewhere { what, machine: record.name.clone(), host })

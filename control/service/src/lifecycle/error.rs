@@ -55,6 +55,40 @@ pub enum LifecycleError {
         /// Its host.
         host: String,
     },
+    /// It is in a cloud, and only a machine on a host can do that.
+    #[error(
+        "cannot {what} machine '{machine}': it is in the cloud of connection '{connection}', and this works only for machines on hosts"
+    )]
+    InCloud {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// The connection.
+        connection: String,
+    },
+    /// The version that it boots is not published in its cloud.
+    #[error("cannot {what} machine '{machine}': {version} is not published to connection '{connection}'")]
+    NotPublished {
+        /// What was to be done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// The version, as `IMAGE@NUMBER`.
+        version: String,
+        /// The connection.
+        connection: String,
+    },
+    /// The daemon stops, or the machine is stopped by force, while the cloud works.
+    #[error("the cloud has not finished to {what} machine '{machine}': {why}")]
+    CloudLeft {
+        /// What is being done.
+        what: &'static str,
+        /// The machine.
+        machine: String,
+        /// Why nobody waits for it any more.
+        why: &'static str,
+    },
     /// The lease of this node is over, so another host may run the machine.
     #[error(
         "cannot start machine '{0}': this node has had no contact with its controller for the time of its lease, and another host may run the machine"
@@ -329,9 +363,11 @@ impl Explain for LifecycleError {
             Self::Unknown(_) => ProblemKind::NotFound,
             Self::Reference { source, .. } => source.kind,
             Self::Remote { source, .. } => source.kind,
-            Self::Away { .. } | Self::FencedOff(_) => ProblemKind::Unavailable,
+            Self::Away { .. } | Self::FencedOff(_) | Self::CloudLeft { .. } => ProblemKind::Unavailable,
             Self::Target { .. }
             | Self::Elsewhere { .. }
+            | Self::InCloud { .. }
+            | Self::NotPublished { .. }
             | Self::NotOff { .. }
             | Self::NotOn { .. }
             | Self::StillOn { .. }
@@ -366,6 +402,10 @@ impl Explain for LifecycleError {
                 "'headwater node list' shows the hosts; nothing was changed".to_owned(),
             ),
             Self::Remote { source, .. } => source.advice.clone(),
+            Self::InCloud { .. } => Some("use SSH, or Microsoft's tools".to_owned()),
+            Self::NotPublished { version, connection, .. } => {
+                Some(format!("'headwater image publish {version} --connection {connection}' publishes it"))
+            }
             Self::FencedOff(_) => Some(
                 "start it when the controller is connected again; 'headwater catalog set CATALOG --on-host-loss wait' lets machines keep running \
                  without it"
@@ -452,7 +492,7 @@ impl Explain for LifecycleError {
                 Some(source.advice().map_or_else(|| again.to_owned(), |advice| format!("{advice}, and {again}")))
             }
             Self::Db(source) => source.advice(),
-            Self::Elsewhere { .. } | Self::NoKeys { .. } | Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
+            Self::Elsewhere { .. } | Self::CloudLeft { .. } | Self::NoKeys { .. } | Self::Reference { .. } | Self::Stopping(_) | Self::Forgotten { .. } => None,
         }
     }
 

@@ -27,12 +27,13 @@
 //! was not restarted.
 //!
 //! The operations of the API, the tasks and the daemon call this module. Disks, VMs and the store are behind traits
-//! (`backend`); machines of other hosts are in `fleet`.
+//! (`backend`); machines of other hosts are in `fleet`, and machines in clouds in `cloud.rs`.
 
 mod active;
 mod adopt;
 pub(crate) mod alarm;
 pub(crate) mod boot;
+pub(crate) mod cloud;
 pub(crate) mod disk_readers;
 mod error;
 mod generalise;

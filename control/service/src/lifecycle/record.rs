@@ -130,6 +130,8 @@ impl Service {
             name: record.name,
             uuid: record.uuid,
             host: None,
+            connection: record.connection,
+            cloud: record.cloud,
             mac: record.mac,
             boot: record.boot,
             image: record.image,

@@ -74,6 +74,9 @@ impl Service {
     ) -> Result<MachineRecord, LifecycleError> {
         let started = async {
             let (turn, record) = self.turn_of(name).await?;
+            if record.connection.is_some() && reason == StartReason::Request {
+                return self.start_in_cloud(record, caller).await;
+            }
             if self.is_own(&record) && record.boot == BootFrom::Network && reason == StartReason::Request {
                 // A command of the site may wait until the machine boots, which needs the turn.
                 drop(turn);
@@ -95,6 +98,8 @@ impl Service {
         reason: StartReason,
     ) -> Result<MachineRecord, LifecycleError> {
         if !self.is_own(&record) {
+            let what = if reason == StartReason::Recorded { "record the requests of" } else { "start" };
+            Self::not_in_cloud(what, &record)?;
             let how = if reason == StartReason::Recorded { "start?record=true" } else { "start" };
             return self.change_remote(record, "start", how, caller).await;
         }

@@ -33,7 +33,7 @@ impl Service {
         caller: &Caller,
     ) -> Result<MachineRecord, LifecycleError> {
         let record = self.record(name).await?;
-        if force && !self.is_own(&record) {
+        if force && !self.is_own(&record) && record.connection.is_none() {
             // Another call may hold its lock and wait for the guest.
             return self.change_remote(record, "stop", "stop?force=true", caller).await;
         }
@@ -58,6 +58,9 @@ impl Service {
             && let Err(error) = self.stays_off(uuid).await
         {
             not_noted(&name, &error);
+        }
+        if record.connection.is_some() {
+            return self.stop_in_cloud(record, caller).await;
         }
         if !self.is_own(&record) {
             let how = if force { "stop?force=true" } else { "stop" };
@@ -159,6 +162,9 @@ impl Service {
     /// reset button and restarted; so is one that waits for its restart because its guest rebooted.
     pub(crate) async fn reset(&self, name: &str, caller: &Caller) -> Result<MachineRecord, LifecycleError> {
         let (_turn, mut record) = self.turn_of(name).await?;
+        if record.connection.is_some() {
+            return self.reset_in_cloud(record, caller).await;
+        }
         if !self.is_own(&record) {
             return self.change_remote(record, "reset", "reset", caller).await;
         }
@@ -259,6 +265,9 @@ impl Service {
             self.lock(uuid).await
         };
         let mut record = self.record_of(uuid, name).await?;
+        if record.connection.is_some() {
+            return self.remove_in_cloud(record, force, caller).await;
+        }
         if !self.is_own(&record) {
             return self.remove_remote(record, force, caller).await;
         }

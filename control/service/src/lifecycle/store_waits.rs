@@ -39,21 +39,38 @@ impl Service {
         self.unless_given_up(machine, async { Ok(self.using_versions().await) }).await
     }
 
+    /// The result of work in a cloud for a machine, or why the wait was given up: the machine is being stopped by force, or
+    /// the daemon stops. The next work for the machine completes what was left.
+    pub(super) async fn unless_interrupted<T>(
+        &self,
+        machine: Uuid,
+        work: impl Future<Output = T>,
+    ) -> Result<T, &'static str> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            () = self.forced_to_stop(machine) => Err("it is being stopped by force"),
+            () = self.stopping_for(Duration::ZERO) => Err("the daemon is stopping"),
+        }
+    }
+
+    /// Waits until somebody stops the machine by force.
+    async fn forced_to_stop(&self, machine: Uuid) {
+        let mut forced = self.forced().0.subscribe();
+        // The sender exists as long as the service.
+        let _ = forced.wait_for(|forced| forced.contains_key(&machine)).await;
+    }
+
     /// The result of a look-up in the store for a machine, or an error if the wait is given up as described above.
     pub(super) async fn unless_given_up<T>(
         &self,
         machine: Uuid,
         look: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let by_force = async {
-            let mut forced = self.forced().0.subscribe();
-            // The sender exists as long as the service.
-            let _ = forced.wait_for(|forced| forced.contains_key(&machine)).await;
-        };
         let why = tokio::select! {
             biased;
             found = look => return found,
-            () = by_force => "the machine is being stopped by force",
+            () = self.forced_to_stop(machine) => "the machine is being stopped by force",
             () = self.stopping_for(STORE_GRACE) => "the daemon is stopping",
         };
         Err(BackendError::new(ProblemKind::Unavailable, format!("the store has not answered yet, and {why}")))

@@ -1,6 +1,7 @@
 //! Lives that go wrong, with backends that the tests steer.
 
 mod claims;
+mod clouds;
 mod creation;
 mod damage;
 mod database;
@@ -573,6 +574,8 @@ impl Fixture {
             uuid: new.uuid,
             name: "lab".to_owned(),
             host: own_host().id,
+            connection: None,
+            cloud: None,
             mac: new.mac,
             boot: headwater_api::BootFrom::Vm,
             image: "image".to_owned(),

@@ -16,6 +16,7 @@ use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
 use crate::claims::check_pool;
+use crate::cloud_catalogs::{OTHER_SETTINGS, not_in_cloud};
 use crate::extract::{Body, Name};
 use crate::lifecycle::scheme::in_words;
 use crate::operations::set_catalog::pool_as_it_is;
@@ -110,6 +111,7 @@ pub(super) async fn revert_scheme(
     Body(request): Body<RevertScheme>,
 ) -> Result<Json<Catalog>, Failure> {
     let catalog = service.catalog(&name).await?;
+    not_in_cloud(&catalog, "change", OTHER_SETTINGS)?;
     let schemes = service.db().read().await?.catalogs().schemes(&name).await?;
     let found = schemes.into_iter().find(|scheme| scheme.version == request.version);
     let Some(earlier) = found else {

@@ -8,6 +8,7 @@ use headwater_api::{Claim, ClaimRequest, Problem};
 use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Caller;
+use crate::cloud_catalogs::not_in_cloud;
 use crate::extract::{Body, Name};
 
 /// Claims a machine of a catalog that has booted and was not used since. Nobody else gets the machine until it was reset.
@@ -32,5 +33,6 @@ pub(super) async fn claim_machine(
     Name(catalog): Name,
     Body(request): Body<ClaimRequest>,
 ) -> Result<(StatusCode, Json<Claim>), Failure> {
+    not_in_cloud(&service.catalog(&catalog).await?, "claim a machine of", "a claim")?;
     Ok((StatusCode::CREATED, Json(service.claim(caller, catalog, request).await?)))
 }

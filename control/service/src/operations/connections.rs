@@ -4,8 +4,8 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::{
-    Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection, MAX_CLIENT_SECRET_BYTES,
-    OneTimeSecret, Problem, ProblemKind, SetConnection, name,
+    CloudScheme, Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection,
+    MAX_CLIENT_SECRET_BYTES, OneTimeSecret, Problem, ProblemKind, SetConnection, name,
 };
 use headwater_db::{ConnectionRecord, DbError, Secret, TaskRecord};
 
@@ -34,6 +34,8 @@ enum Error {
     NoSecret(String, ConnectionAuth),
     #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
     HasVersions { connection: String, versions: Vec<String> },
+    #[error("cannot remove connection '{connection}': machines of these catalogs are created there: {}", .catalogs.join(", "))]
+    HasCatalogs { connection: String, catalogs: Vec<String> },
     #[error("cannot remove connection '{connection}': task {task} ({kind} {subject}) has not ended")]
     InUse { connection: String, task: i64, kind: String, subject: String },
     #[error(transparent)]
@@ -49,6 +51,7 @@ impl Explain for Error {
             | Self::SamePlace { .. }
             | Self::NoSecret(..)
             | Self::HasVersions { .. }
+            | Self::HasCatalogs { .. }
             | Self::InUse { .. } => ProblemKind::Conflict,
             Self::Invalid(..) | Self::BadSecret(..) => ProblemKind::Invalid,
             Self::Unknown(source) => source.kind(),
@@ -68,6 +71,10 @@ impl Explain for Error {
             Self::HasVersions { connection, .. } => Some(format!(
                 "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
             )),
+            Self::HasCatalogs { .. } => Some(
+                "remove each with 'headwater catalog scale CATALOG 0' and 'headwater catalog remove CATALOG'"
+                    .to_owned(),
+            ),
             Self::InUse { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::NoSecret(name, _) => {
                 Some(format!("'headwater connection remove {name}', and add it again with --auth secret"))
@@ -290,7 +297,7 @@ pub(super) async fn set_connection(
     responses(
         (status = 204),
         (status = 404, description = "No such connection", body = Problem),
-        (status = 409, description = "Versions are published there, or a task that uses it has not ended", body = Problem),
+        (status = 409, description = "Versions are published there, machines of a catalog are created there, or a task that uses it has not ended", body = Problem),
     ),
 )]
 pub(super) async fn remove_connection(
@@ -304,6 +311,13 @@ pub(super) async fn remove_connection(
         if let Some(task) = task_using(&mut *repo, &name).await? {
             let TaskRecord { id, kind, subject, .. } = task;
             return Err(Error::InUse { connection: name, task: id, kind, subject });
+        }
+        let of_connection = |cloud: &CloudScheme| cloud.connection == name;
+        let catalogs = repo.catalogs().list().await?.into_iter();
+        let catalogs = catalogs.filter(|catalog| catalog.cloud.as_ref().is_some_and(of_connection));
+        let catalogs: Vec<_> = catalogs.map(|catalog| catalog.name).collect();
+        if !catalogs.is_empty() {
+            return Err(Error::HasCatalogs { connection: name, catalogs });
         }
         let published = repo.clouds().published().await?;
         let of_here = published.iter().filter(|published| published.connection == name);

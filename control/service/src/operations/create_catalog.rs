@@ -15,6 +15,7 @@ use crate::caller::Caller;
 use crate::catalogs::check_on_host_loss;
 use crate::claims::check_pool;
 use crate::clock_hours;
+use crate::cloud_catalogs;
 use crate::extract::Body;
 use crate::retention::{ReferenceKind, Referrer};
 use crate::template;
@@ -76,8 +77,8 @@ impl Explain for Error {
     responses(
         (status = 201, body = Catalog),
         (status = 400, description = "The name is not valid, or the host cannot provide the settings", body = Problem),
-        (status = 404, description = "No such image or version", body = Problem),
-        (status = 409, description = "A catalog or machine of that name exists", body = Problem),
+        (status = 404, description = "No such image, version or connection", body = Problem),
+        (status = 409, description = "A catalog or machine of that name exists, or the version is not published to the connection", body = Problem),
     ),
 )]
 pub(super) async fn create_catalog(
@@ -87,7 +88,7 @@ pub(super) async fn create_catalog(
 ) -> Result<(StatusCode, Json<Catalog>), Failure> {
     caller.must_have_catalog(&request.name).map_err(Failure)?;
     caller.must_have_image(&request.image).map_err(Failure)?;
-    if matches!(request.network, Network::Bridge(_)) {
+    if matches!(request.network, Network::Bridge(_)) || request.cloud.is_some() {
         caller.must_have_everything().map_err(Failure)?;
     }
     name::check_machine(&request.name)
@@ -105,8 +106,12 @@ pub(super) async fn create_catalog(
         user_data: user_data.as_deref(),
     };
     let failed = |source| Error::Backend { catalog: request.name.clone(), source };
-    service.hypervisor().check(plan).await.map_err(failed)?;
-    service.disks().check(&request.cache).await.map_err(failed)?;
+    if let Some(cloud) = &request.cloud {
+        cloud_catalogs::check_new(&service, &request, cloud).await?;
+    } else {
+        service.hypervisor().check(plan).await.map_err(failed)?;
+        service.disks().check(&request.cache).await.map_err(failed)?;
+    }
     let pool = pool_of(&request).map_err(|problem| Failure(problem.during("cannot create the catalog")))?;
     check_pool(&pool, &request.cache)?;
     let name_rule = request.name_rule.unwrap_or_else(|| format!("{}-##", request.name));
@@ -117,6 +122,7 @@ pub(super) async fn create_catalog(
     let record = CatalogRecord {
         seal_removes: request.seal_removes,
         on_host_loss: request.on_host_loss,
+        cloud: request.cloud,
         name_rule,
         first_number: request.first_number,
         keep_ready: pool.keep_ready,

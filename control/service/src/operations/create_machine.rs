@@ -18,7 +18,7 @@ use headwater_api::{
     BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
     Problem, ProblemKind, Wanted,
 };
-use headwater_db::{CatalogRecord, DbError, HostRecord, MachineRecord};
+use headwater_db::{CatalogRecord, DbError, HostRecord, IN_A_CLOUD, MachineRecord};
 use uuid::Uuid;
 
 use crate::Service;
@@ -26,6 +26,7 @@ use crate::answer::{Explain, Failure};
 use crate::backend::{BackendError, VmPlan};
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
+use crate::cloud_catalogs;
 use crate::extract::Body;
 use crate::fleet::placement::{NoRoom, place};
 use crate::fleet::protocol::AssignedMachine;
@@ -189,7 +190,7 @@ pub(crate) async fn make(
     choose_firmware(service, &mut plan).await;
     check(service, &plan).await?;
     let record = create(service, caller, plan).await?;
-    if service.is_own(&record) {
+    if service.is_own(&record) || record.connection.is_some() {
         return Ok(record);
     }
     give_to_node(service, caller, record).await
@@ -353,7 +354,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
 struct Plan {
     name: String,
     boot: BootFrom,
-    /// The host of the machine; `None`: this host.
+    /// The host of the machine; `None`: this host. [`IN_A_CLOUD`]: no host runs it.
     host: Option<Uuid>,
     mac: Option<String>,
     image: String,
@@ -371,6 +372,12 @@ struct Plan {
     user_data: Option<String>,
 }
 
+impl Plan {
+    fn is_in_cloud(&self) -> bool {
+        self.host == Some(IN_A_CLOUD)
+    }
+}
+
 /// Resolves the settings of a request: its own, else those of its catalog, else the defaults. Chooses the host.
 async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failure> {
     name::check_machine(&request.name).map_err(Failure)?;
@@ -378,6 +385,9 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         Some(name) => Some(service.catalog(name).await?),
         None => None,
     };
+    if let Some(catalog) = &catalog {
+        cloud_catalogs::check_machine(catalog, &request)?;
+    }
     let image = match (request.image, &catalog) {
         (Some(image), None) => image,
         (None, Some(catalog)) => catalog.image.clone(),
@@ -408,7 +418,10 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         .or(of.map(|it| it.memory_bytes))
         .unwrap_or(CreateMachine::default_memory_bytes());
     let need_bytes = is_spread.then(|| memory_bytes.saturating_add(cache.ram_bytes));
-    let host = choose_host(service, &request.name, request.host.as_deref(), boot, need_bytes).await?;
+    let host = match of.and_then(|catalog| catalog.cloud.as_ref()) {
+        Some(_) => Some(IN_A_CLOUD),
+        None => choose_host(service, &request.name, request.host.as_deref(), boot, need_bytes).await?,
+    };
     let plan = Plan {
         boot,
         host,
@@ -557,8 +570,8 @@ async fn resolve(service: &Service, machine: &str, image: &str) -> Result<(Image
 async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure> {
     let (reference, version) = resolve(service, &plan.name, &plan.image).await?;
     let failed = |source| Error::Backend { machine: plan.name.clone(), source };
-    // A machine that boots from the network has its own firmware.
-    if plan.boot == BootFrom::Vm {
+    // A machine that boots from the network has its own firmware, and so has a machine in a cloud.
+    if plan.boot == BootFrom::Vm && !plan.is_in_cloud() {
         service.images().check_bootable(&version, plan.platform.firmware).await.map_err(failed)?;
     }
     if plan.catalog.is_none() {
@@ -610,11 +623,15 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     // A machine that boots from the network takes no settings of a scheme.
     let of_scheme = plan.catalog.as_ref().filter(|_| plan.boot == BootFrom::Vm);
     let scheme = of_scheme.map(|catalog| catalog.scheme);
+    let cloud = plan.catalog.as_ref().and_then(|catalog| catalog.cloud.as_ref());
+    let connection = cloud.map(|cloud| cloud.connection.clone());
     let (catalog, catalog_pin) = plan.catalog.map(|it| (it.name, it.pin)).unzip();
     Ok(MachineRecord {
         uuid: new.uuid,
         name: plan.name,
         host: plan.host.unwrap_or_else(|| service.own_host()),
+        connection,
+        cloud: None,
         mac: plan.mac.unwrap_or(new.mac),
         boot: plan.boot,
         image: plan.image,

@@ -7,6 +7,7 @@ use headwater_api::{Problem, RollRequest, TaskEvent};
 use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Caller;
+use crate::cloud_catalogs::not_in_cloud;
 use crate::extract::{Body, Name};
 use crate::tasks;
 
@@ -35,5 +36,6 @@ pub(super) async fn roll_catalog(
     Name(name): Name,
     Body(request): Body<RollRequest>,
 ) -> Result<Response, Failure> {
+    not_in_cloud(&service.catalog(&name).await?, "roll", "a roll")?;
     tasks::begin_roll(&service, caller, name, request).await
 }

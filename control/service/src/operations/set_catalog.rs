@@ -18,6 +18,7 @@ use crate::caller::Caller;
 use crate::catalogs::{CatalogError, check_on_host_loss};
 use crate::claims::check_pool;
 use crate::clock_hours;
+use crate::cloud_catalogs::{OTHER_SETTINGS, not_in_cloud};
 use crate::extract::{Body, Name};
 use crate::operations::catalog_scheme;
 use crate::retention::{ReferenceKind, Referrer};
@@ -76,6 +77,9 @@ pub(super) async fn set_catalog(
     check_seal_removes(seal_removes.as_deref().unwrap_or_default()).map_err(Failure)?;
     check_rotation(rotate_after_s).map_err(Failure)?;
     let mut record = service.catalog(&name).await?;
+    if is_other_set || pool != SetPool::default() {
+        not_in_cloud(&record, "change", OTHER_SETTINGS)?;
+    }
     check_pool(&pool.of(&record), &record.cache)?;
     check_on_host_loss(&name, on_host_loss.unwrap_or_default(), &record.cache)?;
     if let Some(scheme) = &scheme {

@@ -16,7 +16,7 @@ use crate::tasks::{self, Work};
 /// by then.
 const ORPHAN_AGE_MS: u64 = 30 * 60_000;
 
-/// Finds the resources that carry the tag of this controller and that no published version needs. With `remove`, those that an
+/// Finds the resources that carry the tag of this controller and that no published version and no machine needs. With `remove`, those that an
 /// earlier sweep found at least 30 minutes ago are removed. Resources without the tag are never changed.
 #[utoipa::path(
     post,
@@ -59,7 +59,10 @@ async fn sweep(service: &Service, caller: &Caller, name: &str, remove: bool) -> 
     let seen = service.db().read().await.map_err(failed)?.clouds().orphans(name).await.map_err(failed)?;
     let published = service.db().read().await.map_err(failed)?.clouds().published().await.map_err(failed)?;
     let published: Vec<_> = published.into_iter().filter(|row| row.connection == name).collect();
-    let found = cloud.orphans(&connection, &published).await.map_err(|e| problem(&e))?;
+    let machines = service.db().read().await.map_err(failed)?.machines().of_clouds().await.map_err(failed)?;
+    let machines = machines.into_iter().filter(|machine| machine.connection.as_deref() == Some(name));
+    let machines: Vec<_> = machines.map(|machine| machine.uuid).collect();
+    let found = cloud.orphans(&connection, &published, &machines).await.map_err(|e| problem(&e))?;
     let mut orphans = compared(found, &seen, service.now_ms());
     if remove {
         for orphan in orphans.iter_mut().filter(|orphan| orphan.removable) {

@@ -161,6 +161,7 @@ fn catalog(name: &str, image: &str) -> CatalogRecord {
         ready_hours: None,
         stop_idle_s: 0,
         on_host_loss: headwater_api::OnHostLoss::Wait,
+        cloud: None,
         seal_removes: Vec::new(),
         created_at_ms: 0,
     }

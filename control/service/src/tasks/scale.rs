@@ -7,6 +7,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use axum::response::Response;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use headwater_api::name::NameRule;
 use headwater_api::{CreateMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult};
 use headwater_db::{DbError, MachineRecord, Purpose, Repository};
@@ -26,6 +28,9 @@ pub(super) const KIND: &str = "scale";
 
 /// The most machines of one catalog that `scale` makes, so that a mistyped number does not fill the database.
 const COUNT_MAX: u32 = 10_000;
+
+/// How many machines in a cloud are started at the same time. The replicas of their image may permit fewer.
+const CLOUD_STARTS_AT_A_TIME: usize = 100;
 
 /// How often the name of a new machine may be taken by somebody else before the task fails.
 const CONFLICTS_MAX: u32 = 100;
@@ -134,8 +139,8 @@ pub(crate) async fn begin(
 async fn have_room(service: &Service, catalog: &str, has: usize, count: u32) -> Result<(), Failure> {
     let record = service.catalog(catalog).await?;
     let hosts = service.db().read().await?.hosts().list().await?;
-    // Machines of a pool are always on this host, and a single host is not checked.
-    if record.keep_ready > 0 || hosts.len() < 2 {
+    // Machines of a pool are always on this host, a single host is not checked, and a cloud says at a start what it lacks.
+    if record.keep_ready > 0 || hosts.len() < 2 || record.cloud.is_some() {
         return Ok(());
     }
     let need_bytes = record.memory_bytes.saturating_add(record.cache.ram_bytes);
@@ -196,16 +201,39 @@ pub(super) async fn go_on(
             }
             plan.report.removed.push(next);
         } else {
-            for name in plan.report.created.iter().filter(|_| plan.request.start) {
-                match service.start(name, &caller).await {
-                    Ok(_) | Err(LifecycleError::Unknown(_)) => {}
-                    Err(error) => return Err(problem(&error)),
-                }
+            if plan.request.start {
+                start_all(&service, &caller, &catalog, &plan.report.created).await?;
             }
             plan.report.count = plan.request.count;
             return Ok(TaskResult::Scaled(Box::new(plan.report)));
         }
         service.save_plan(id, &plan, &control).await?;
+    }
+}
+
+/// Starts machines: one after the other on hosts, and together in a cloud, where each takes minutes. Ends with the first
+/// failure after all that were begun have ended.
+async fn start_all(
+    service: &Service,
+    caller: &Caller,
+    catalog: &str,
+    names: &[String],
+) -> Result<(), Problem> {
+    let is_in_cloud = service.catalog(catalog).await.map_err(|e| problem(&e))?.cloud.is_some();
+    let at_a_time = if is_in_cloud { CLOUD_STARTS_AT_A_TIME } else { 1 };
+    let mut names = names.iter();
+    let mut starts = FuturesUnordered::new();
+    let mut failed = None;
+    loop {
+        while failed.is_none() && starts.len() < at_a_time {
+            let Some(name) = names.next() else { break };
+            starts.push(service.start(name, caller));
+        }
+        match starts.next().await {
+            None => return failed.map_or(Ok(()), Err),
+            Some(Ok(_) | Err(LifecycleError::Unknown(_))) => {}
+            Some(Err(error)) => failed = failed.or_else(|| Some(problem(&error))),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::response::Response;
 use headwater_api::name::ImageRef;
 use headwater_api::{Problem, ProblemKind, PublishState, PublishedImage, TaskResult};
-use headwater_db::DbError;
+use headwater_db::{DbError, MachineRecord};
 use serde::{Deserialize, Serialize};
 
 use super::publish::{busy, forget, store, unpublish_order, until_cancelled};
@@ -35,6 +35,8 @@ enum Error {
         "cannot unpublish {version} from '{connection}': task {task} is already publishing or removing it"
     )]
     Busy { version: String, connection: String, task: i64 },
+    #[error("cannot unpublish {version} from '{connection}': machines there run it: {}", .machines.join(", "))]
+    Runs { version: String, connection: String, machines: Vec<String> },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -44,7 +46,7 @@ impl Explain for Error {
         match self {
             Self::NotPublished { .. } => ProblemKind::NotFound,
             Self::NoNumber(_) => ProblemKind::Invalid,
-            Self::Busy { .. } => ProblemKind::Conflict,
+            Self::Busy { .. } | Self::Runs { .. } => ProblemKind::Conflict,
             Self::Db(source) => source.kind(),
         }
     }
@@ -55,6 +57,9 @@ impl Explain for Error {
             Self::NoNumber(_) => Some("write IMAGE@NUMBER".to_owned()),
             Self::Busy { task, .. } => {
                 Some(format!("run 'headwater task wait {task}', or cancel the task; then unpublish again"))
+            }
+            Self::Runs { .. } => {
+                Some("a reset needs it; stop these machines, or have them boot another version".to_owned())
             }
             Self::Db(source) => source.advice(),
         }
@@ -110,6 +115,16 @@ async fn add(
     let mut repo = service.db().write().await?;
     if let Some(task) = busy(&mut *repo, &version, &connection).await? {
         return Err(Error::Busy { version, connection, task });
+    }
+    let runs_it = |machine: &MachineRecord| {
+        machine.connection.as_ref() == Some(&connection)
+            && machine.version.as_ref() == Some(&version)
+            && machine.state.is_active()
+    };
+    let machines = repo.machines().of_clouds().await?.into_iter().filter(runs_it);
+    let machines: Vec<_> = machines.map(|machine| machine.name).collect();
+    if !machines.is_empty() {
+        return Err(Error::Runs { version, connection, machines });
     }
     let all = repo.clouds().published().await?;
     let is_it =

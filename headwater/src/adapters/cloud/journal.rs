@@ -13,6 +13,8 @@ pub struct DbJournal {
     db: Arc<dyn Database>,
     connection: String,
     scope: String,
+    /// The part of a path without which an entry is not listed.
+    only: Option<String>,
 }
 
 impl fmt::Debug for DbJournal {
@@ -24,7 +26,12 @@ impl fmt::Debug for DbJournal {
 impl DbJournal {
     /// The journal of the work with this name.
     pub fn new(db: Arc<dyn Database>, connection: String, scope: String) -> Self {
-        Self { db, connection, scope }
+        Self { db, connection, scope, only: None }
+    }
+
+    /// The same journal, which lists only entries whose paths contain this text.
+    pub fn only(self, part: String) -> Self {
+        Self { only: Some(part), ..self }
     }
 
     fn row(&self, entry: &Entry) -> CloudOperation {
@@ -86,7 +93,8 @@ impl Journal for DbJournal {
     async fn open(&self) -> Result<Vec<Entry>, AzureError> {
         let mut repo = self.db.read().await.map_err(unusable)?;
         let all = repo.clouds().operations(&self.connection).await.map_err(unusable)?;
-        let own = all.into_iter().filter(|row| row.scope == self.scope);
+        let is_listed = |row: &CloudOperation| self.only.as_ref().is_none_or(|part| row.path.contains(part));
+        let own = all.into_iter().filter(|row| row.scope == self.scope && is_listed(row));
         own.map(|row| {
             let CloudOperation { path, verb, api_version, body_hash, operation, .. } = row;
             Ok(Entry { verb: verb_of(&verb)?, path, api_version, body_hash, operation })

@@ -1,12 +1,13 @@
-//! Implements the service's trait [`Cloud`] with `headwater_azure`: connections, and versions in the gallery of a
-//! connection.
+//! Implements the service's trait [`Cloud`] with `headwater_azure`: connections, versions in the gallery of a connection,
+//! and machines of these versions ([`machines`]).
 //!
-//! Each work (a version that is published, a sweep) has its own journal in the database ([`journal`]). The parts that
+//! Each work (a version that is published, a sweep, all machines) has its own journal in the database ([`journal`]). The parts that
 //! limit the rate of requests, and the tokens, are shared by all work on a connection. [`inspect`] looks into a version,
 //! and [`pages`] reads it for the upload.
 
 mod inspect;
 mod journal;
+mod machines;
 mod pages;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use async_trait::async_trait;
 use headwater_api::{Connection, ConnectionAuth, ConnectionCheck, ImageVersion, ProblemKind, PublishedImage};
 use headwater_azure::arm::access;
 use headwater_azure::arm::resources::{Generation, Scope};
+use headwater_azure::machines::is_of_machine;
 use headwater_azure::publish::{self, Rest};
 use headwater_azure::{
     Arm, AzureError, AzureErrorKind, ClientSecret, Clock, Credential, Endpoints, HostClock, HttpClient,
@@ -28,9 +30,11 @@ use headwater_service::backend::{
     BackendError, Cloud, CloudFacts, PublishCheck, PublishOrder, TaskControl, UnpublishOrder,
 };
 use headwater_store::Store;
+use uuid::Uuid;
 
 use crate::adapters::disks::blocking;
 use journal::DbJournal;
+use machines::MachinesOfConnection;
 use pages::VersionPages;
 
 /// The variable with the file of a cluster's token, which Kubernetes sets.
@@ -57,6 +61,8 @@ struct SharedParts {
     connected: HashMap<String, Connected>,
     /// By subscription and region.
     pacers: HashMap<(String, String), Arc<Pacer>>,
+    /// By the name of the connection; replaced as `connected`.
+    machines: HashMap<String, Arc<MachinesOfConnection>>,
 }
 
 struct Connected {
@@ -83,9 +89,14 @@ impl AzureClouds {
 
     /// A client for one piece of work on a connection.
     fn arm(&self, record: &ConnectionRecord, scope: &str) -> Result<Arc<Arm>, BackendError> {
+        let connection = record.connection.name.clone();
+        self.arm_with(record, DbJournal::new(self.db.clone(), connection, scope.to_owned()))
+    }
+
+    fn arm_with(&self, record: &ConnectionRecord, journal: DbJournal) -> Result<Arc<Arm>, BackendError> {
         let http = self.http()?;
         let connection = &record.connection;
-        let seed = uuid::Uuid::new_v4().as_u64_pair().0;
+        let seed = Uuid::new_v4().as_u64_pair().0;
         let pacer = || Pacer::new(PacerOptions::new(seed), self.clock.clone());
         let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let of_group = (connection.subscription.clone(), connection.region.clone());
@@ -109,7 +120,6 @@ impl AzureClouds {
             }
         };
         drop(shared);
-        let journal = DbJournal::new(self.db.clone(), connection.name.clone(), scope.to_owned());
         let owner = self.owner.clone();
         Ok(Arc::new(Arm::new(http, group_pacer, self.clock.clone(), tokens, Arc::new(journal), owner)))
     }
@@ -208,7 +218,7 @@ fn check_settings(connection: &Connection) -> Result<(), String> {
         let is_fine = |c: char| c.is_ascii_alphanumeric() || more.contains(c);
         !text.is_empty() && text.len() <= most && text.chars().all(is_fine)
     };
-    if uuid::Uuid::parse_str(subscription).is_err() {
+    if Uuid::parse_str(subscription).is_err() {
         return Err(format!("'{}' is not the UUID of a subscription", subscription.escape_debug()));
     }
     if !only(tenant, ".-", 255) {
@@ -224,7 +234,7 @@ fn check_settings(connection: &Connection) -> Result<(), String> {
         ));
     }
     if let Some(client) = client_id
-        && uuid::Uuid::parse_str(client).is_err()
+        && Uuid::parse_str(client).is_err()
     {
         return Err(format!("'{}' is not a client ID, which is a UUID", client.escape_debug()));
     }
@@ -320,8 +330,9 @@ impl Cloud for AzureClouds {
         &self,
         record: &ConnectionRecord,
         published: &[PublishedImage],
+        machines: &[Uuid],
     ) -> Result<Vec<String>, BackendError> {
-        let mut needed = Vec::new();
+        let mut needed = self.paths_of(record, machines)?;
         for row in published {
             let publication = self.publication(&record.connection, row, false)?;
             needed.push(publication.version_path());
@@ -330,12 +341,16 @@ impl Cloud for AzureClouds {
             needed.push(publication.disk_path());
         }
         let arm = self.arm(record, "sweep")?;
-        let owned = publish::owned(&arm, &scope_of(&record.connection)).await.map_err(azure_failed)?;
+        let mut owned = self.owned_machines(record).await?;
+        owned.extend(publish::owned(&arm, &scope_of(&record.connection)).await.map_err(azure_failed)?);
         let is_needed = |path: &str| needed.iter().any(|needed| needed.eq_ignore_ascii_case(path));
         Ok(owned.into_iter().filter(|path| !is_needed(path)).collect())
     }
 
     async fn remove_orphan(&self, record: &ConnectionRecord, resource: &str) -> Result<(), BackendError> {
+        if is_of_machine(resource) {
+            return self.remove_owned_machine(record, resource).await;
+        }
         let arm = self.arm(record, "sweep")?;
         publish::remove_owned(&arm, resource).await.map_err(azure_failed)
     }

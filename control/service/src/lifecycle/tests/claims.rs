@@ -39,6 +39,7 @@ pub(super) async fn class(fixture: &Fixture, machines: usize, keep_ready: u32) {
         stop_idle_s: 0,
         seal_removes: Vec::new(),
         on_host_loss: headwater_api::OnHostLoss::Wait,
+        cloud: None,
         created_at_ms: 0,
     };
     let mut repo = fixture.db.write().await.unwrap();

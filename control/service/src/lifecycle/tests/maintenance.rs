@@ -71,6 +71,7 @@ impl Fixture {
             first_number: 1,
             seal_removes: Vec::new(),
             on_host_loss: headwater_api::OnHostLoss::Wait,
+            cloud: None,
             platform: record.platform.clone(),
             keep_ready: 0,
             ready_hours: None,

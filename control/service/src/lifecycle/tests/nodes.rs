@@ -159,6 +159,7 @@ impl Pair {
             stop_idle_s: 0,
             seal_removes: Vec::new(),
             on_host_loss: headwater_api::OnHostLoss::Restart,
+            cloud: None,
             created_at_ms: 0,
         };
         let mut repo = self.controller.db.write().await.unwrap();

@@ -44,6 +44,7 @@ async fn in_catalog() -> Fixture {
         stop_idle_s: 0,
         seal_removes: Vec::new(),
         on_host_loss: headwater_api::OnHostLoss::Wait,
+        cloud: None,
         created_at_ms: 0,
     };
     let first = first_of(&catalog);

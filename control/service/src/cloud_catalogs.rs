@@ -1,0 +1,187 @@
+//! Catalogs whose machines are in a cloud: checks a new one, and refuses settings and operations that only machines on hosts can
+//! have. Single machines are refused in `fleet/remote.rs` (`Service::not_in_cloud`).
+
+use headwater_api::name::ImageRef;
+use headwater_api::{
+    CacheSettings, CloudScheme, CreateCatalog, CreateMachine, MAX_CLOUD_USER_DATA_BYTES, Problem, ProblemKind,
+};
+use headwater_db::{CatalogRecord, ConnectionRecord, DbError};
+use uuid::Uuid;
+
+use crate::Service;
+use crate::answer::{Explain, Failure, problem};
+use crate::backend::{BackendError, CloudOrder};
+use crate::lifecycle::cloud::os_disk_bytes;
+
+/// The change that a catalog in a cloud refuses.
+pub(crate) const OTHER_SETTINGS: &str = "a change of other settings than the image";
+
+/// Why something is not possible for a catalog in a cloud.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CloudCatalogError {
+    #[error(
+        "its machines are in the cloud of connection '{connection}', and {what} is only for machines on hosts"
+    )]
+    OnlyOnHosts { connection: String, what: &'static str },
+    #[error("{version} is not published to connection '{connection}'")]
+    NotPublished { version: String, connection: String },
+    #[error("an OS disk of {wanted_bytes} bytes does not hold {version}, which has {has_bytes} bytes")]
+    SmallDisk { version: String, has_bytes: u64, wanted_bytes: u64 },
+    #[error(
+        "the user data has {bytes} bytes, and a machine in a cloud has {MAX_CLOUD_USER_DATA_BYTES} at most"
+    )]
+    LongUserData { bytes: usize },
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    #[error(transparent)]
+    Db(#[from] DbError),
+}
+
+impl Explain for CloudCatalogError {
+    fn kind(&self) -> ProblemKind {
+        match self {
+            Self::OnlyOnHosts { .. } | Self::SmallDisk { .. } | Self::LongUserData { .. } => {
+                ProblemKind::Invalid
+            }
+            Self::NotPublished { .. } => ProblemKind::Conflict,
+            Self::Backend(source) => source.kind(),
+            Self::Db(source) => source.kind(),
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        match self {
+            Self::OnlyOnHosts { .. } => {
+                Some("leave it out, or use a catalog without --connection".to_owned())
+            }
+            Self::NotPublished { version, connection } => {
+                Some(format!("'headwater image publish {version} --connection {connection}' publishes it"))
+            }
+            Self::SmallDisk { .. } => Some("leave out --os-disk, or make it larger".to_owned()),
+            Self::LongUserData { .. } => Some("have it download what is long".to_owned()),
+            Self::Backend(source) => source.advice().map(str::to_owned),
+            Self::Db(source) => source.advice(),
+        }
+    }
+
+    fn retry_after_s(&self) -> Option<u32> {
+        match self {
+            Self::Db(source) => source.retry_after_s(),
+            _ => None,
+        }
+    }
+}
+
+/// The first setting of a request that only machines on hosts can have.
+fn setting_of_hosts(request: &CreateCatalog) -> Option<&'static str> {
+    let cache = CacheSettings { persistent: request.cache.persistent, ..CacheSettings::default() };
+    [
+        (request.cache.persistent, "a persistent disk"),
+        (request.cache != cache, "a write cache"),
+        (request.memory_bytes != CreateMachine::default_memory_bytes(), "--memory"),
+        (request.cpus != CreateMachine::default_cpus(), "--cpus"),
+        (request.transport != Default::default(), "--transport"),
+        (request.firmware != Default::default() || request.secure_boot, "firmware"),
+        (request.tpm, "a TPM"),
+        (request.display != Default::default(), "--display"),
+        (request.network != Default::default(), "--network"),
+        (request.scratch_bytes != 0, "--scratch"),
+        (request.keep_ready != 0 || request.ready_hours.is_some(), "--keep-ready"),
+        (request.stop_idle_s.is_some(), "--stop-idle"),
+        (!request.seal_removes.is_empty(), "--seal-removes"),
+        (request.on_host_loss != Default::default(), "--on-host-loss"),
+    ]
+    .into_iter()
+    .find_map(|(is_set, what)| is_set.then_some(what))
+}
+
+/// Fails if machines of a new catalog could not be created in its cloud. Changes nothing there.
+pub(crate) async fn check_new(
+    service: &Service,
+    request: &CreateCatalog,
+    scheme: &CloudScheme,
+) -> Result<(), Failure> {
+    let during =
+        |problem: Problem| Failure(problem.during(format!("cannot create catalog '{}'", request.name)));
+    if let Some(what) = setting_of_hosts(request) {
+        let connection = scheme.connection.clone();
+        return Err(during(problem(&CloudCatalogError::OnlyOnHosts { connection, what })));
+    }
+    scheme.check().map_err(during)?;
+    let connection = service.connection(&scheme.connection).await.map_err(|e| during(problem(&e)))?;
+    let order = order(service, request, scheme, connection).await.map_err(|e| during(problem(&e)))?;
+    let cloud = service.cloud().map_err(during)?;
+    cloud.check_machines(&order).await.map_err(|e| during(problem(&e)))
+}
+
+/// The order of a machine of a new catalog.
+async fn order(
+    service: &Service,
+    request: &CreateCatalog,
+    scheme: &CloudScheme,
+    connection: ConnectionRecord,
+) -> Result<CloudOrder, CloudCatalogError> {
+    let bytes = request.user_data.as_ref().map_or(0, String::len);
+    if bytes > MAX_CLOUD_USER_DATA_BYTES {
+        return Err(CloudCatalogError::LongUserData { bytes });
+    }
+    let reference = ImageRef::parse(&request.image)
+        .map_err(|problem| BackendError::new(problem.kind, problem.message))?;
+    let version = service.images().resolve(&reference).await?;
+    let name = format!("{}@{}", version.image, version.number);
+    let os_disk_bytes = os_disk_bytes(scheme.os_disk_bytes, &version);
+    if os_disk_bytes < version.size_bytes {
+        let (has_bytes, wanted_bytes) = (version.size_bytes, os_disk_bytes);
+        return Err(CloudCatalogError::SmallDisk { version: name, has_bytes, wanted_bytes });
+    }
+    let Some(published) = service.published_version(&scheme.connection, &version).await? else {
+        let connection = scheme.connection.clone();
+        return Err(CloudCatalogError::NotPublished { version: name, connection });
+    };
+    Ok(CloudOrder {
+        connection,
+        scheme: scheme.clone(),
+        published,
+        os_disk_bytes,
+        uuid: Uuid::nil(),
+        host_name: request.name.clone(),
+        mark: request.name.clone(),
+        user_data: None,
+    })
+}
+
+/// Fails for a catalog in a cloud: `what` works only for machines on hosts.
+pub(crate) fn not_in_cloud(catalog: &CatalogRecord, tried: &str, what: &'static str) -> Result<(), Failure> {
+    let Some(cloud) = &catalog.cloud else { return Ok(()) };
+    let connection = cloud.connection.clone();
+    let why = problem(&CloudCatalogError::OnlyOnHosts { connection, what });
+    Err(Failure(why.during(format!("cannot {tried} catalog '{}'", catalog.name))))
+}
+
+/// Fails for a machine of a catalog in a cloud with settings that only machines on hosts can have.
+pub(crate) fn check_machine(catalog: &CatalogRecord, request: &CreateMachine) -> Result<(), Failure> {
+    let Some(cloud) = &catalog.cloud else { return Ok(()) };
+    let what = [
+        (request.host.is_some(), "--host"),
+        (request.boot.is_some(), "--boot"),
+        (request.mac.is_some(), "--mac"),
+        (request.cache.is_some_and(|cache| cache != catalog.cache), "a write cache"),
+        (request.memory_bytes.is_some(), "--memory"),
+        (request.cpus.is_some(), "--cpus"),
+        (request.transport.is_some(), "--transport"),
+        (request.firmware.is_some() || request.secure_boot.is_some(), "firmware"),
+        (request.tpm.is_some(), "a TPM"),
+        (request.display.is_some(), "--display"),
+        (request.network.is_some(), "--network"),
+        (request.scratch_bytes.is_some(), "--scratch"),
+    ]
+    .into_iter()
+    .find_map(|(is_set, what)| is_set.then_some(what));
+    let bytes = request.user_data.as_ref().map_or(0, String::len);
+    let why = match what {
+        Some(what) => CloudCatalogError::OnlyOnHosts { connection: cloud.connection.clone(), what },
+        None if bytes > MAX_CLOUD_USER_DATA_BYTES => CloudCatalogError::LongUserData { bytes },
+        None => return Ok(()),
+    };
+    Err(Failure(problem(&why).during(format!("cannot create machine '{}'", request.name))))
+}

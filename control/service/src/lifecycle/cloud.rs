@@ -1,0 +1,530 @@
+//! Machines in a cloud: starts, stops, resets and removes them through [`CloudMachines`], and completes what an earlier daemon
+//! has left. `start.rs` and `stop.rs` call this for a machine with a connection, before they look for its host.
+//!
+//! | state | wanted | meaning | after a restart of the daemon |
+//! |---|---|---|---|
+//! | `starting` | running | it is being created | the creation continues, with the recorded version |
+//! | `running` | running | the cloud has created it | the cloud is asked for it |
+//! | `stopping` | running | it is being reset | the reset is repeated |
+//! | `stopping` | stopped | it is being deleted | the deletion continues |
+//! | `stopped`, `created` | stopped | it does not exist; its address may | - |
+//! | `lost` | running | somebody has deleted it in the cloud | - |
+//!
+//! - The wanted state and the event that names the caller are saved before the first request. Each of these states can be
+//!   continued, because [`CloudMachines`] completes what was left: a crash at any point leaves no second machine, and no
+//!   machine that nobody knows.
+//! - Off means deleted: an off machine costs nothing, and each start has a pristine disk.
+//! - A failed start leaves nothing: the machine is `stopping` until what was made is deleted. A failed deletion is repeated
+//!   each minute.
+//! - The holder of a machine's lock waits for the cloud, for minutes. A forced stop interrupts that, and so does the end of
+//!   the daemon.
+//!
+//! [`CloudMachines`]: crate::backend::CloudMachines
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use headwater_api::{
+    CloudMachine, ImageVersion, MachineState, ProblemKind, PublishState, PublishedImage, Wanted,
+};
+use headwater_db::{ConnectionRecord, DbError, MachineRecord, Secret};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::time::MissedTickBehavior;
+
+use crate::Service;
+use crate::answer::{Explain, problem};
+use crate::backend::{BackendError, Cloud, CloudOrder, CloudStarted};
+use crate::caller::Caller;
+use crate::lifecycle::LifecycleError;
+
+/// How often machines that are neither on nor off are looked for.
+const CONTINUE_INTERVAL: Duration = Duration::from_secs(60);
+
+/// In each of so many rounds, the cloud is asked for the machines that are on: every 5 minutes.
+const LOOK_EVERY: u64 = 5;
+
+/// How many machines are continued or asked for at the same time. Azure permits 12 requests a minute for one machine, and
+/// thousands for all.
+const CONTINUED_AT_A_TIME: usize = 16;
+
+/// The end of the reason of a machine whose deletion has failed.
+const TRIED_AGAIN: &str = "; it is tried again";
+
+/// Disks in a cloud have whole GiB.
+const GIB: u64 = 1 << 30;
+
+/// A cloud and the connection of a machine.
+struct CloudPlace {
+    cloud: Arc<dyn Cloud>,
+    connection: ConnectionRecord,
+}
+
+/// Whether a machine in a cloud must be continued: a daemon has left it between on and off.
+fn is_left(record: &MachineRecord) -> bool {
+    matches!(record.state, MachineState::Starting | MachineState::Booting | MachineState::Stopping)
+}
+
+/// Whether a machine certainly does not exist in its cloud.
+fn is_gone(record: &MachineRecord) -> bool {
+    matches!(record.state, MachineState::Created | MachineState::Stopped) && record.cloud.is_none()
+}
+
+/// The result of work in a cloud, in words.
+fn in_words(started: &CloudStarted) -> String {
+    match started.refused.as_slice() {
+        [] => started.machine.to_string(),
+        refused => format!("{}; refused before: {}", started.machine, refused.join("; ")),
+    }
+}
+
+impl Service {
+    /// Starts a machine in a cloud; a machine that is on stays as it is. Returns when it has booted. The caller holds its
+    /// lock.
+    pub(super) async fn start_in_cloud(
+        &self,
+        record: MachineRecord,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if self.is_stopping() {
+            return Err(LifecycleError::Stopping(record.name));
+        }
+        match (record.state, record.wanted) {
+            (MachineState::Running, _) => return Ok(record),
+            (MachineState::Stopping, Wanted::Running) => return self.finish_reset(record).await,
+            // An earlier deletion must end first, and a machine that others have switched off must go, with its disk.
+            (MachineState::Stopping | MachineState::Stopped, Wanted::Stopped) if !is_gone(&record) => {
+                let record = self.finish_stop(record).await?;
+                return self.begin_start(record, caller).await;
+            }
+            (MachineState::Starting, _) => return self.continue_start(record).await,
+            _ => {}
+        }
+        self.begin_start(record, caller).await
+    }
+
+    async fn begin_start(
+        &self,
+        mut record: MachineRecord,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let version = self.version_of("start", &record, record.reference()).await?;
+        let order = self.cloud_order("start", &record, &version).await?;
+        record.wanted = Wanted::Running;
+        record.state = MachineState::Starting;
+        record.reason = None;
+        record.boot_ms = None;
+        record.started_at_ms = Some(self.now_ms());
+        record.version = Some(name_of(&version));
+        let detail = format!("{}, {}", name_of(&version), version.hash);
+        self.save(&record, caller, "start", detail).await?;
+        self.finish_start(record, order).await
+    }
+
+    /// Continues a start that was interrupted, with the version that it had.
+    async fn continue_start(&self, record: MachineRecord) -> Result<MachineRecord, LifecycleError> {
+        let reference = record.version.clone().unwrap_or_else(|| record.reference().to_owned());
+        let order = async {
+            let version = self.version_of("start", &record, &reference).await?;
+            self.cloud_order("start", &record, &version).await
+        };
+        match order.await {
+            Ok(order) => self.finish_start(record, order).await,
+            // Tried again.
+            Err(error) if is_passing(&error) => Err(error),
+            Err(error) => Err(self.start_failed_in_cloud(record, error).await),
+        }
+    }
+
+    async fn finish_start(
+        &self,
+        record: MachineRecord,
+        order: CloudOrder,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let asked_at = Instant::now();
+        let cloud = self.cloud_of("start", &record)?;
+        let started = self.unless_interrupted(record.uuid, cloud.start_machine(&order)).await;
+        self.started_in_cloud("start", record, started, asked_at).await
+    }
+
+    /// Records the end of a start or reset.
+    async fn started_in_cloud(
+        &self,
+        what: &'static str,
+        mut record: MachineRecord,
+        started: Result<Result<CloudStarted, BackendError>, &'static str>,
+        asked_at: Instant,
+    ) -> Result<MachineRecord, LifecycleError> {
+        let started = match started {
+            Ok(Ok(started)) => started,
+            Ok(Err(error)) => {
+                let error = LifecycleError::backend(what, &record.name)(error);
+                return Err(self.start_failed_in_cloud(record, error).await);
+            }
+            Err(why) => return Err(LifecycleError::CloudLeft { what, machine: record.name, why }),
+        };
+        let detail = in_words(&started);
+        record.state = MachineState::Running;
+        record.reason = None;
+        record.boot_ms = u64::try_from(asked_at.elapsed().as_millis()).ok();
+        record.cloud = Some(started.machine);
+        match self.save(&record, &Caller::daemon(), "state", detail).await {
+            Err(LifecycleError::Db(source)) => {
+                Err(LifecycleError::OnNotNoted { machine: record.name, source })
+            }
+            saved => saved.map(|()| record),
+        }
+    }
+
+    /// Records that a start has failed, and deletes what it has made. Returns the error of the start.
+    async fn start_failed_in_cloud(
+        &self,
+        mut record: MachineRecord,
+        error: LifecycleError,
+    ) -> LifecycleError {
+        let why = problem(&error).to_string();
+        record.wanted = Wanted::Stopped;
+        record.state = MachineState::Stopping;
+        record.reason = Some(why.clone());
+        let name = record.name.clone();
+        let detail = format!("the start failed: {why}");
+        let noted = self.save(&record, &Caller::daemon(), "state", detail).await;
+        let cleaned = match noted {
+            Ok(()) => self.finish_stop(record).await.map(drop),
+            noted => noted,
+        };
+        if let Err(later) = cleaned {
+            tracing::warn!(
+                machine = name,
+                "what a failed start has made in the cloud is deleted later: {}",
+                problem(&later)
+            );
+        }
+        error
+    }
+
+    /// Deletes a machine in its cloud; it stays in its catalog. A machine that is off stays off. The caller holds its lock.
+    pub(super) async fn stop_in_cloud(
+        &self,
+        mut record: MachineRecord,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if is_gone(&record) {
+            return Ok(record);
+        }
+        record.wanted = Wanted::Stopped;
+        record.state = MachineState::Stopping;
+        record.reason = None;
+        self.save(&record, caller, "stop", "it is deleted in the cloud, with its disk").await?;
+        self.finish_stop(record).await
+    }
+
+    async fn finish_stop(&self, mut record: MachineRecord) -> Result<MachineRecord, LifecycleError> {
+        let CloudPlace { cloud, connection } = self.place_of("stop", &record).await?;
+        let stopping = cloud.stop_machine(&connection, record.uuid);
+        match self.unless_interrupted(record.uuid, stopping).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                let error = LifecycleError::backend("stop", &record.name)(error);
+                self.note_cloud_failure(&mut record, &error).await;
+                return Err(error);
+            }
+            Err(why) => return Err(LifecycleError::CloudLeft { what: "stop", machine: record.name, why }),
+        }
+        record.state = MachineState::Stopped;
+        record.cloud = None;
+        record.reason = record.reason.filter(|why| !why.ends_with(TRIED_AGAIN));
+        // If this fails, the deletion is repeated and recorded later.
+        self.save(&record, &Caller::daemon(), "state", "it is off").await?;
+        Ok(record)
+    }
+
+    /// Shows why a deletion has failed, unless that is shown already. The reason of a failed start stays.
+    async fn note_cloud_failure(&self, record: &mut MachineRecord, error: &LifecycleError) {
+        let reason = problem(error).to_string();
+        if record.reason.is_some() {
+            tracing::warn!(machine = record.name, "{reason}{TRIED_AGAIN}");
+            return;
+        }
+        record.reason = Some(format!("{reason}{TRIED_AGAIN}"));
+        if let Err(unsaved) = self.save(record, &Caller::daemon(), "state", reason).await {
+            tracing::error!(
+                machine = record.name,
+                "cannot record that a deletion has failed: {}",
+                problem(&unsaved)
+            );
+        }
+    }
+
+    /// Gives a machine a pristine disk of the version that it boots next. A machine that is off stays off. The caller holds
+    /// its lock.
+    pub(super) async fn reset_in_cloud(
+        &self,
+        mut record: MachineRecord,
+        caller: &Caller,
+    ) -> Result<MachineRecord, LifecycleError> {
+        if record.wanted == Wanted::Stopped {
+            let record = if is_gone(&record) { record } else { self.stop_in_cloud(record, caller).await? };
+            self.save(&record, caller, "reset", "its disk is pristine at its next start").await?;
+            return Ok(record);
+        }
+        if self.is_stopping() {
+            return Err(LifecycleError::Stopping(record.name));
+        }
+        // First, so that the machine stays as it is if this fails.
+        let version = self.version_of("reset", &record, record.reference()).await?;
+        self.cloud_order("reset", &record, &version).await?;
+        record.state = MachineState::Stopping;
+        record.reason = None;
+        self.save(&record, caller, "reset", "its disk is discarded and it restarts").await?;
+        self.finish_reset(record).await
+    }
+
+    async fn finish_reset(&self, mut record: MachineRecord) -> Result<MachineRecord, LifecycleError> {
+        let asked_at = Instant::now();
+        let order = async {
+            let version = self.version_of("reset", &record, record.reference()).await?;
+            let order = self.cloud_order("reset", &record, &version).await?;
+            Ok::<_, LifecycleError>((name_of(&version), order))
+        };
+        let (version, order) = match order.await {
+            Ok(order) => order,
+            Err(error) if is_passing(&error) => return Err(error),
+            Err(error) => return Err(self.start_failed_in_cloud(record, error).await),
+        };
+        let cloud = self.cloud_of("reset", &record)?;
+        let reset = self.unless_interrupted(record.uuid, cloud.reset_machine(&order)).await;
+        record.version = Some(version);
+        record.started_at_ms = Some(self.now_ms());
+        self.started_in_cloud("reset", record, reset, asked_at).await
+    }
+
+    /// Removes a machine that is off; with `force` also a machine that is on. The caller holds its lock.
+    pub(super) async fn remove_in_cloud(
+        &self,
+        mut record: MachineRecord,
+        force: bool,
+        caller: &Caller,
+    ) -> Result<(), LifecycleError> {
+        if !force && record.state.is_active() {
+            let state = record.state.name();
+            return Err(LifecycleError::NotOff { machine: record.name, state });
+        }
+        let (name, uuid) = (record.name.clone(), record.uuid);
+        if record.state != MachineState::Created {
+            let CloudPlace { cloud, connection } = self.place_of("remove", &record).await?;
+            record.wanted = Wanted::Stopped;
+            record.state = MachineState::Stopping;
+            record.reason = None;
+            self.save(&record, caller, "remove", "it is deleted in the cloud, with all that belongs to it")
+                .await?;
+            let removing = cloud.remove_machine(&connection, uuid);
+            match self.unless_interrupted(uuid, removing).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    let error = LifecycleError::backend("remove", &name)(error);
+                    self.note_cloud_failure(&mut record, &error).await;
+                    return Err(error);
+                }
+                Err(why) => return Err(LifecycleError::CloudLeft { what: "remove", machine: name, why }),
+            }
+        }
+        let mut repo = self.db().write().await?;
+        repo.machines().remove(uuid).await?;
+        let event = self.event(caller, format!("machine {name}"), "removed", format!("{uuid}"));
+        repo.events().append(event).await?;
+        repo.save().await?;
+        tracing::info!(machine = %name, caller = %caller.principal, "removed");
+        self.roots_changed();
+        self.forget_lock(uuid);
+        Ok(())
+    }
+
+    fn cloud_of(&self, what: &'static str, record: &MachineRecord) -> Result<Arc<dyn Cloud>, LifecycleError> {
+        self.cloud().map_err(|problem| {
+            LifecycleError::backend(what, &record.name)(BackendError::new(problem.kind, problem.message))
+        })
+    }
+
+    async fn place_of(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+    ) -> Result<CloudPlace, LifecycleError> {
+        let cloud = self.cloud_of(what, record)?;
+        let name = record.connection.as_deref().unwrap_or_default();
+        let found = self.db().read().await?.clouds().by_name(name).await?;
+        let connection = found.ok_or_else(|| {
+            let missing = format!("there is no connection '{name}'");
+            LifecycleError::backend(what, &record.name)(BackendError::new(ProblemKind::NotFound, missing))
+        })?;
+        Ok(CloudPlace { cloud, connection })
+    }
+
+    /// The order that creates a machine of this version. Fails if the version is not published.
+    async fn cloud_order(
+        &self,
+        what: &'static str,
+        record: &MachineRecord,
+        version: &ImageVersion,
+    ) -> Result<CloudOrder, LifecycleError> {
+        let CloudPlace { connection, .. } = self.place_of(what, record).await?;
+        let mut repo = self.db().read().await?;
+        let catalog = match &record.catalog {
+            Some(catalog) => repo.catalogs().by_name(catalog).await?,
+            None => None,
+        };
+        // With its user data, which lists do not have.
+        let whole = repo.machines().by_uuid(record.uuid).await?;
+        drop(repo);
+        let connection_name = connection.connection.name.clone();
+        let (Some(catalog), Some(whole)) = (catalog, whole) else {
+            return Err(LifecycleError::Unknown(record.name.clone()));
+        };
+        let Some(scheme) = catalog.cloud else { return Err(LifecycleError::Unknown(record.name.clone())) };
+        let Some(published) = self.published_version(&connection_name, version).await? else {
+            return Err(LifecycleError::NotPublished {
+                what,
+                machine: record.name.clone(),
+                version: name_of(version),
+                connection: connection_name,
+            });
+        };
+        Ok(CloudOrder {
+            connection,
+            os_disk_bytes: os_disk_bytes(scheme.os_disk_bytes, version),
+            scheme,
+            published,
+            uuid: record.uuid,
+            host_name: whole.identity.host_name,
+            mark: format!("{}@{}", catalog.name, whole.scheme.unwrap_or(1)),
+            user_data: whole.identity.user_data.map(Secret::new),
+        })
+    }
+
+    /// The row of a version from which machines can be created with a connection.
+    pub(crate) async fn published_version(
+        &self,
+        connection: &str,
+        version: &ImageVersion,
+    ) -> Result<Option<PublishedImage>, DbError> {
+        let all = self.db().read().await?.clouds().published().await?;
+        Ok(all.into_iter().find(|row| {
+            let is_it =
+                row.image == version.image && row.version == version.number && row.hash == version.hash;
+            is_it && row.connection == connection && row.state == PublishState::Published
+        }))
+    }
+
+    /// Continues the machines that an earlier daemon, or an interrupted operation, has left between on and off, and asks the
+    /// clouds for the machines that are on. Runs until the daemon stops.
+    pub async fn keep_clouds(&self) {
+        let mut interval = tokio::time::interval(CONTINUE_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let places = Arc::new(Semaphore::new(CONTINUED_AT_A_TIME));
+        for round in 0_u64.. {
+            interval.tick().await;
+            if self.is_stopping() {
+                return;
+            }
+            let looks = round % LOOK_EVERY == 0;
+            if let Err(error) = self.look_after_clouds(&places, looks).await
+                && error.retry_after_s().is_none()
+            {
+                tracing::error!("cannot look after the machines in clouds: {}", problem(&error));
+            }
+        }
+    }
+
+    async fn look_after_clouds(&self, places: &Arc<Semaphore>, looks: bool) -> Result<(), DbError> {
+        let machines = self.db().read().await?.machines().of_clouds().await?;
+        let is_due =
+            |record: &MachineRecord| is_left(record) || (looks && record.state == MachineState::Running);
+        for record in machines.into_iter().filter(is_due) {
+            // Somebody changes it now.
+            let Some(turn) = self.try_lock(record.uuid) else { continue };
+            let (service, places) = (self.clone(), Arc::clone(places));
+            tokio::spawn(async move {
+                // The semaphore is never closed.
+                let _permit = places.acquire_owned().await;
+                if let Err(error) = service.continue_in_cloud(&turn, &record).await {
+                    tracing::warn!(machine = record.name, "{}", problem(&error));
+                }
+            });
+        }
+        Ok(())
+    }
+
+    async fn continue_in_cloud(
+        &self,
+        _turn: &OwnedMutexGuard<()>,
+        seen: &MachineRecord,
+    ) -> Result<(), LifecycleError> {
+        if self.is_stopping() {
+            return Ok(());
+        }
+        let record = self.record_of(seen.uuid, &seen.name).await?;
+        match (record.state, record.wanted) {
+            (MachineState::Starting | MachineState::Booting, _) => {
+                self.continue_start(record).await.map(drop)
+            }
+            (MachineState::Stopping, Wanted::Running) => self.finish_reset(record).await.map(drop),
+            (MachineState::Stopping, Wanted::Stopped) => self.finish_stop(record).await.map(drop),
+            (MachineState::Running, _) => self.look_in_cloud(record).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks the cloud for a machine that is on, and records what others have done to it there.
+    async fn look_in_cloud(&self, mut record: MachineRecord) -> Result<(), LifecycleError> {
+        let CloudPlace { cloud, connection } = self.place_of("look after", &record).await?;
+        let asking = cloud.machine_state(&connection, record.uuid);
+        let Ok(there) = self.unless_interrupted(record.uuid, asking).await else { return Ok(()) };
+        let there = there.map_err(LifecycleError::backend("look after", &record.name))?;
+        let before = record.cloud.take();
+        let detail = match there {
+            None => {
+                record.state = MachineState::Lost;
+                "somebody has deleted it in the cloud; start it to boot a pristine disk".to_owned()
+            }
+            Some(there) if there.is_off => {
+                record.state = MachineState::Stopped;
+                record.wanted = Wanted::Stopped;
+                record.cloud = Some(there.machine);
+                let name = &record.name;
+                format!(
+                    "somebody has switched it off in the cloud, where it still costs; 'headwater machine stop {name}' deletes it there"
+                )
+            }
+            Some(there) => {
+                let is_new = before.as_ref().is_some_and(|before| before.vm_id != there.machine.vm_id);
+                let is_known = before.as_ref() == Some(&there.machine);
+                record.cloud = Some(there.machine);
+                if is_known {
+                    return Ok(());
+                }
+                if !is_new {
+                    let shown = record.cloud.as_ref().map(CloudMachine::to_string).unwrap_or_default();
+                    return self.save(&record, &Caller::daemon(), "state", shown).await;
+                }
+                "somebody has created it again in the cloud: its disk is pristine".to_owned()
+            }
+        };
+        record.reason = Some(detail.clone());
+        self.save(&record, &Caller::daemon(), "state", detail).await
+    }
+}
+
+/// `IMAGE@NUMBER`.
+fn name_of(version: &ImageVersion) -> String {
+    format!("{}@{}", version.image, version.number)
+}
+
+/// The size of the OS disk of a machine in a cloud.
+pub(crate) fn os_disk_bytes(wanted: Option<u64>, version: &ImageVersion) -> u64 {
+    wanted.unwrap_or_else(|| version.size_bytes.div_ceil(GIB).max(1).saturating_mul(GIB))
+}
+
+/// Whether the same may succeed later, so that what was begun stays.
+fn is_passing(error: &LifecycleError) -> bool {
+    matches!(error.kind(), ProblemKind::Unavailable) || error.is_of_database()
+}

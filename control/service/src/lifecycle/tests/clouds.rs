@@ -1,0 +1,70 @@
+//! Machines in clouds, beside the machines of a host.
+
+use headwater_api::{Connection, ConnectionAuth, SetMachine};
+use headwater_db::{ConnectionRecord, IN_A_CLOUD};
+
+use super::*;
+
+/// Adds a machine that is on in a cloud, and would need more memory than any host has.
+async fn add_desk(fixture: &Fixture) {
+    let connection = Connection {
+        name: "prod".to_owned(),
+        subscription: "s".to_owned(),
+        tenant: "t".to_owned(),
+        group: "g".to_owned(),
+        region: "westeurope".to_owned(),
+        auth: ConnectionAuth::Identity,
+        client_id: None,
+        authority: "https://login.example".to_owned(),
+        management: "https://management.example".to_owned(),
+        created_by: "uid 0".to_owned(),
+        created_at_ms: 0,
+    };
+    let desk = MachineRecord {
+        uuid: Uuid::from_u128(77),
+        name: "desk".to_owned(),
+        mac: "52:54:00:00:00:77".to_owned(),
+        host: IN_A_CLOUD,
+        connection: Some("prod".to_owned()),
+        memory_bytes: 1 << 50,
+        wanted: Wanted::Running,
+        state: MachineState::Running,
+        ..fixture.record().await
+    };
+    let mut repo = fixture.db.write().await.unwrap();
+    repo.clouds().add(&ConnectionRecord { connection, secret: None }).await.unwrap();
+    repo.machines().add(&desk).await.unwrap();
+    repo.save().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_in_a_cloud_is_no_machine_of_a_host() {
+    let fixture = Fixture::new().await;
+    fixture.service.recover().await.unwrap();
+    let hosts = fixture.db.read().await.unwrap().hosts().list().await.unwrap();
+    let before = fixture.service.candidates(&hosts).await.unwrap();
+    add_desk(&fixture).await;
+    assert_eq!(fixture.service.candidates(&hosts).await.unwrap(), before);
+    assert_eq!(fixture.service.own_machines().await.unwrap().len(), 1);
+
+    // The next daemon of the host neither misses it nor starts it.
+    let next = fixture.another_service();
+    next.recover().await.unwrap();
+    next.resume().await;
+    next.stop_all(false).await;
+    let desk = next.record("desk").await.unwrap();
+    assert_eq!((desk.state, desk.wanted), (MachineState::Running, Wanted::Running));
+
+    let limits = SetMachine { cpus: Some(2), ..SetMachine::default() };
+    let caller = Caller::daemon();
+    let refusals = [
+        next.set_limits("desk", limits, &caller).await.unwrap_err(),
+        next.rotate("desk", &caller).await.unwrap_err(),
+        next.start_recorded("desk", &caller).await.unwrap_err(),
+        next.node_of("desk", "use").await.err().unwrap(),
+    ];
+    for refused in refusals {
+        let said = refused.to_string();
+        assert!(said.contains("'desk': it is in the cloud of connection 'prod'"), "{said}");
+    }
+}
