@@ -16,6 +16,7 @@ mod doctor;
 mod export;
 mod front_ends;
 mod image;
+mod libvirt;
 mod machine;
 mod node;
 mod scheme;
@@ -43,6 +44,7 @@ pub use self::doctor::DoctorArgs;
 pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
+pub use self::libvirt::{LibvirtCommand, LibvirtDiskArgs, LibvirtDomainArgs};
 pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, SchemeVersionCommand, Which};
 pub use self::node::NodeCommand;
 pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
@@ -168,6 +170,9 @@ pub enum Command {
     /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
     #[command(mut_group("front-end", |group| group.required(false)))]
     Attach(ExportArgs),
+    /// Print XML for domains of libvirt whose disks 'headwater export' serves, without a daemon
+    #[command(subcommand)]
+    Libvirt(LibvirtCommand),
     /// Show and change the limits of write caches of running exports and attached devices, without a daemon; show the
     /// contents of a machine's write cache
     #[command(subcommand)]

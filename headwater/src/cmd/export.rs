@@ -175,6 +175,9 @@ async fn serve(
         attach::explain(attached);
         say_uri(args, &format!("attached:{}", attached.path()));
     }
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!("cannot tell the service manager that the disk is served: {error}");
+    }
     let mut watch = CopyWatch::default();
     while !is_ended {
         tokio::select! {

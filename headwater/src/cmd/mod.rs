@@ -28,6 +28,7 @@ mod fuse;
 mod generate;
 mod image;
 mod iscsi;
+mod libvirt;
 mod machine;
 mod nbd;
 mod node;
@@ -138,6 +139,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
             args.attach.attach = true;
             export::run(data_dir, args).map(|()| 0)
         }
+        Command::Libvirt(command) => libvirt::run(&command, json),
         Command::Cache(command) => on_one_core(cache::run(client, command, json)),
         Command::Detach(args) => attach::detach(&args, json),
         Command::Attachments => attach::list(json),
