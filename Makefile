@@ -148,13 +148,15 @@ filesystems: rust ## compare 200 random volumes of ext and 200 of NTFS with what
 	@xtask/need $(TEST_TOOLS)
 	HEADWATER_VOLUMES=$(or $(VOLUMES),200) cargo test --locked --package headwater-filesystems --test it random_volumes -- --nocapture $(ARGS)
 
-conformance: rust ## real NBD, iSCSI and vhost-user clients, the Device conformance suite, guests that boot over iSCSI, Azure against Microsoft's emulator and SDKs
+conformance: rust ## real NBD, iSCSI and vhost-user clients, domains of libvirt (as root), the Device conformance suite, guests that boot over iSCSI, Azure against Microsoft's emulator and SDKs
 	@xtask/need $(MACHINE_TOOLS) $(TEST_TOOLS) $(CONSOLE_TOOLS)
 	HEADWATER_VHOST_REQUESTS=200000 cargo test --locked --package headwater-testkit --package headwater-nbd --package headwater-iscsi \
 	    --package headwater-fuse --package headwater-vhost-user
 	guest/build
 	cargo test --locked --package headwater-volume --test it conformance::
 	cargo test --locked --package headwater --test vhost_user
+	@xtask/need libvirtd=libvirt-daemon-system virsh=libvirt-clients virt-xml-validate=libvirt-clients xmllint=libxml2-utils unshare=util-linux
+	cargo test --locked --package headwater --test libvirt
 	cargo build --release --locked --package headwater
 	guest/vhost-test target/release/headwater
 	guest/newer-clients target/release/headwater

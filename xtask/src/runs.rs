@@ -42,9 +42,9 @@ const LONG: &[&str] = &[
 /// program may be linked after the tests.
 const WITH_PROGRAM: &[&str] = &["headwater", "studies"];
 
-/// Tests that take minutes, built here for their lints: `vhost_user`, with real clients, is run by `make conformance`, and `debian`, most of
-/// which the guests of other tests show too, by `make long`.
-const ELSEWHERE: &[&str] = &["vhost_user", "debian"];
+/// Tests that take minutes, built here for their lints: `vhost_user` and `libvirt`, with real clients, are run by `make conformance`, and
+/// `debian`, most of which the guests of other tests show too, by `make long`.
+const ELSEWHERE: &[&str] = &["vhost_user", "libvirt", "debian"];
 
 /// How often a program that runs for longer is reported.
 const STILL: Duration = Duration::from_secs(30);

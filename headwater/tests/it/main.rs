@@ -29,6 +29,7 @@ mod group_access;
 mod guests;
 mod images;
 mod imported_disks;
+mod libvirt;
 mod logging;
 mod logins;
 mod machines;
