@@ -82,8 +82,8 @@ pub use image::{
 };
 pub use machine::{
     Alarm, BootFrom, CacheMode, CacheSettings, CreateMachine, DiskCounters, DiskTransport, ExecRequest,
-    ExecResult, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest, SetMachine,
-    Wanted,
+    ExecResult, GuestUsers, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest,
+    SetMachine, Wanted,
 };
 pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};

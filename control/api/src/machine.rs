@@ -655,6 +655,13 @@ pub struct ExecResult {
     pub truncated: bool,
 }
 
+/// The users of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GuestUsers {
+    /// How many are logged in. A user with several sessions counts several times.
+    pub users: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

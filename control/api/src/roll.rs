@@ -137,6 +137,17 @@ pub struct RollRequest {
     /// daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Hours>,
+    /// If somebody is logged in to a machine, it is restarted when nobody is, or after this time, in seconds. Absent: machines are
+    /// restarted at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_idle_s: Option<u64>,
+    /// The message that users of such a machine see once, when the machine begins to wait: 1 to 1000 characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+    /// The time after which no machine waits any more, in seconds: machines that are in use then are not restarted. It begins when the
+    /// roll asks the first machine, and again in each window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<u64>,
 }
 
 impl RollRequest {

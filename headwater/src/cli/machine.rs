@@ -323,6 +323,15 @@ pub struct RollArgs {
     /// Move machines in these hours of the week only, such as 'sun 02:00-05:00 Europe/Berlin' [default zone: that of the daemon's host]
     #[arg(long, value_name = "HOURS", value_parser = Hours::parse)]
     pub window: Option<Hours>,
+    /// If somebody is logged in to a machine, restart it when nobody is, or after this time, such as 30m [default: restart it at once]
+    #[arg(long, value_name = "TIME", value_parser = super::task::span)]
+    pub wait_idle: Option<u64>,
+    /// Show users of such a machine this message once, when the machine begins to wait
+    #[arg(long, value_name = "TEXT", requires = "wait_idle")]
+    pub message: Option<String>,
+    /// After this time no machine waits any more, and a machine that is in use is not restarted: it takes the version at its next boot
+    #[arg(long, value_name = "TIME", value_parser = super::task::span, requires = "wait_idle")]
+    pub deadline: Option<u64>,
     /// Return at once; 'headwater task wait' follows the roll
     #[arg(long)]
     pub no_wait: bool,

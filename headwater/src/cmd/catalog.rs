@@ -213,6 +213,9 @@ async fn roll(client: &Client, args: RollArgs, json: bool) -> anyhow::Result<()>
         max_failures: args.max_failures,
         at_ms: args.at.as_deref().map(|at| when::parse(at, SystemClock.now_ms())).transpose()?,
         window: args.window,
+        wait_idle_s: args.wait_idle,
+        message: args.message,
+        deadline_s: args.deadline,
     };
     if args.no_wait {
         let id = client.begin_roll(&args.name, &request).await?;

@@ -1,4 +1,4 @@
-//! Forwards requests that only a machine's node can answer (exec, console, screenshot, contents of the write cache, seal) from the
+//! Forwards requests that only a machine's node can answer (exec, users, console, screenshot, contents of the write cache, seal) from the
 //! controller to that node. It is a layer of the API's router. Start, stop and other changes are in `remote.rs`.
 
 use axum::RequestPartsExt;
@@ -19,8 +19,9 @@ use crate::fleet::node::{self, CONSOLE};
 use crate::operations::seal_machine::must_have_images;
 
 /// Requests that only the node of a machine can answer.
-const FORWARDED: [(&str, &Method); 5] = [
+const FORWARDED: [(&str, &Method); 6] = [
     ("/api/v1/machines/{machine}/exec", &Method::POST),
+    ("/api/v1/machines/{machine}/users", &Method::GET),
     ("/api/v1/machines/{machine}/console", &Method::GET),
     ("/api/v1/machines/{machine}/screenshot", &Method::GET),
     ("/api/v1/machines/{machine}/cache/contents", &Method::GET),

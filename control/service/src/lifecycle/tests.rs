@@ -24,6 +24,7 @@ mod seals;
 mod slow_store;
 mod targets;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -201,6 +202,8 @@ struct Host {
     exec_inputs: Mutex<Vec<String>>,
     exec_code: AtomicI32,
     addresses: Mutex<Vec<std::net::IpAddr>>,
+    /// How many users are logged in to a machine.
+    users: Mutex<HashMap<String, usize>>,
     /// A start waits while this is set.
     starts_wait: AtomicBool,
     start_waits: Notify,
@@ -393,7 +396,7 @@ impl Disks for FakeDisks {
     }
 }
 
-struct FakeVm(watch::Sender<Option<VmExit>>, Arc<Host>);
+struct FakeVm(watch::Sender<Option<VmExit>>, Arc<Host>, String);
 
 impl FakeVm {
     fn end(&self, exit: VmExit) {
@@ -481,7 +484,10 @@ impl Vm for FakeVm {
         Ok(self.1.addresses.lock().unwrap().clone())
     }
     async fn users(&self) -> Result<usize, BackendError> {
-        Ok(0)
+        if self.1.no_agent.load(Ordering::SeqCst) {
+            return Err(BackendError::new(ProblemKind::Failed, "no agent answers"));
+        }
+        Ok(self.1.users.lock().unwrap().get(&self.2).copied().unwrap_or(0))
     }
     async fn exec(&self, _: &[String], input: Vec<u8>, _: Duration) -> Result<ExecOutput, BackendError> {
         if self.1.execs_hang.load(Ordering::SeqCst) {
@@ -525,7 +531,7 @@ impl Hypervisor for FakeHypervisor {
             self.0.start_waits.notify_one();
             self.0.go_on.notified().await;
         }
-        let vm = Arc::new(FakeVm(watch::Sender::new(None), self.0.clone()));
+        let vm = Arc::new(FakeVm(watch::Sender::new(None), self.0.clone(), request.name));
         self.0.vms.lock().unwrap().push(vm.clone());
         Ok(vm)
     }

@@ -7,6 +7,7 @@ mod cancel_task;
 mod catalog_scheme;
 mod claim_machine;
 mod connections;
+mod count_users;
 mod create_catalog;
 mod create_console_ticket;
 mod create_display_ticket;
@@ -182,6 +183,7 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(rotate_machine::rotate_machine))
         .routes(routes!(seal_machine::seal_machine))
         .routes(routes!(exec_machine::exec_machine))
+        .routes(routes!(count_users::count_users))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
         .routes(routes!(create_terminal_ticket::create_terminal_ticket))

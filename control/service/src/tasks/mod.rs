@@ -14,6 +14,8 @@
 mod drain;
 pub(crate) mod publish;
 mod roll;
+mod roll_ask;
+mod roll_idle;
 mod roll_plan;
 mod roll_remote;
 mod scale;

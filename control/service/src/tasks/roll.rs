@@ -44,6 +44,13 @@ const PAUSE_MAX_S: u64 = 7 * 86_400;
 const BOOT_MAX_S: u64 = 86_400;
 const HEALTH_MAX_S: u64 = 3_600;
 
+/// The longest wait of a machine for its users, and for all of them.
+const IDLE_MAX_S: u64 = 7 * 86_400;
+const DEADLINE_MAX_S: u64 = 30 * 86_400;
+
+/// The most characters of the message for users.
+const MESSAGE_MAX_CHARS: usize = 1_000;
+
 /// How often a machine that boots another version than its pin is restarted.
 const STARTS_MAX: u32 = 3;
 
@@ -63,6 +70,12 @@ enum Error {
     Long { catalog: String, what: &'static str, limit_s: u64 },
     #[error("cannot roll catalog '{catalog}' at {at}: that time is in the past")]
     Over { catalog: String, at: String },
+    #[error("cannot roll catalog '{catalog}': {what}, but machines do not wait for their users")]
+    NoWait { catalog: String, what: &'static str },
+    #[error(
+        "cannot roll catalog '{0}': the message for users must have 1 to {MESSAGE_MAX_CHARS} characters, and no control characters except line breaks"
+    )]
+    Message(String),
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -71,9 +84,12 @@ impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
             Self::Busy { .. } | Self::Runs { .. } => ProblemKind::Conflict,
-            Self::OtherImage { .. } | Self::Retired { .. } | Self::Long { .. } | Self::Over { .. } => {
-                ProblemKind::Invalid
-            }
+            Self::OtherImage { .. }
+            | Self::Retired { .. }
+            | Self::Long { .. }
+            | Self::Over { .. }
+            | Self::NoWait { .. }
+            | Self::Message(_) => ProblemKind::Invalid,
             Self::Db(e) => e.kind(),
         }
     }
@@ -86,7 +102,10 @@ impl Explain for Error {
             )),
             Self::Retired { to, .. } => Some(format!("'headwater image retire --undo {to}' brings it back")),
             Self::Over { .. } => Some("leave the time out to begin now".to_owned()),
-            Self::Runs { .. } | Self::Long { .. } => None,
+            Self::NoWait { .. } => {
+                Some("give the time for which a machine waits, with --wait-idle".to_owned())
+            }
+            Self::Runs { .. } | Self::Long { .. } | Self::Message(_) => None,
             Self::Db(e) => e.advice(),
         }
     }
@@ -117,10 +136,13 @@ pub(crate) async fn begin(
         ("the pause", request.pause_s, PAUSE_MAX_S),
         ("the time for a boot", request.boot_s, BOOT_MAX_S),
         ("the time for the health command", request.health_s, HEALTH_MAX_S),
+        ("the wait for users", request.wait_idle_s.unwrap_or(0), IDLE_MAX_S),
+        ("the deadline", request.deadline_s.unwrap_or(0), DEADLINE_MAX_S),
     ];
     if let Some((what, _, limit_s)) = limits.into_iter().find(|(_, given, limit)| given > limit) {
         return Err(Error::Long { catalog, what, limit_s }.into());
     }
+    check_wait(&catalog, &mut request)?;
     let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
@@ -137,6 +159,27 @@ pub(crate) async fn begin(
     });
     let (id, live) = begun.await?;
     Ok(answer(Some(id), live, asking).await)
+}
+
+/// Fails for a message or a deadline of a roll that does not wait for users.
+fn check_wait(catalog: &str, request: &mut RollRequest) -> Result<(), Error> {
+    request.wait_idle_s = request.wait_idle_s.filter(|wait_s| *wait_s > 0);
+    let what = match (&request.message, request.deadline_s) {
+        (Some(_), _) => "there is a message for users",
+        (None, Some(_)) => "there is a deadline for users",
+        (None, None) => return Ok(()),
+    };
+    if request.wait_idle_s.is_none() {
+        return Err(Error::NoWait { catalog: catalog.to_owned(), what });
+    }
+    let is_odd = |text: &String| {
+        let is_control = |c: char| c.is_control() && c != '\n';
+        text.trim().is_empty() || text.chars().count() > MESSAGE_MAX_CHARS || text.chars().any(is_control)
+    };
+    match request.message.as_ref().is_some_and(is_odd) {
+        true => Err(Error::Message(catalog.to_owned())),
+        false => Ok(()),
+    }
 }
 
 /// Makes the plan of a roll.
@@ -188,6 +231,7 @@ async fn plan(service: &Service, catalog: String, request: RollRequest) -> Resul
         pause_until_ms: 0,
         back: None,
         waits_until_ms: None,
+        deadline_ms: None,
     };
     service.retain_for_roll(&plan).await.map_err(|e| Failure(e.during(tried)))?;
     Ok(plan)
@@ -285,8 +329,10 @@ pub(super) async fn go_on(
                 plan.pause_until_ms =
                     service.now_ms().saturating_add(plan.request.pause_s.saturating_mul(1000));
             }
+            Next::Ask(members) => service.ask_users(&members, &mut plan, &caller).await,
             Next::Hold(until_ms) => {
                 plan.waits_until_ms = Some(until_ms);
+                plan.forget_users();
                 tokio::time::sleep(LOOK).await;
             }
             Next::Wait(until_ms) => {
@@ -745,7 +791,7 @@ enum Pinned {
 const IS_CLAIMED: &str = "is claimed: it boots the new version when it is reset after the claim";
 
 /// Whether a machine is claimed, or was used and not reset yet.
-async fn is_claimed(repo: &mut dyn Repository, machine: Uuid) -> Result<bool, DbError> {
+pub(super) async fn is_claimed(repo: &mut dyn Repository, machine: Uuid) -> Result<bool, DbError> {
     Ok(repo.claims().list().await?.iter().any(|claim| claim.machine == machine))
 }
 

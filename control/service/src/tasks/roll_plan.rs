@@ -5,10 +5,13 @@
 //!      |                 \------failed--> Failed ---/
 //!      +--off, claimed, pinned, persistent--> Left
 //! ```
+//! A roll that waits for users has one more stage, between `Pending` and `Moving`: see `roll_idle.rs`.
 
 use headwater_api::{LeftMachine, RollReport, RollRequest};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+use super::roll_idle::{ASK_INTERVAL_MS, InUse};
 
 /// Why a roll that was cancelled is moved back.
 pub(super) const CANCELLED: &str = "it was cancelled";
@@ -19,6 +22,8 @@ pub(super) const CANCELLED: &str = "it was cancelled";
 pub(super) enum Stage {
     /// It runs the previous version.
     Pending,
+    /// It runs the previous version, and somebody may be logged in.
+    InUse(InUse),
     /// It is being moved to the new version.
     Moving,
     /// It runs the new version and is healthy.
@@ -72,6 +77,8 @@ pub(super) struct Plan {
     /// The begin of its window, if no machine may be moved before that. `None` while machines may be moved.
     #[serde(default)]
     pub(super) waits_until_ms: Option<u64>,
+    /// The end of all waits for users, in this window.
+    pub(super) deadline_ms: Option<u64>,
 }
 
 /// Whether machines may be moved now.
@@ -88,6 +95,8 @@ pub(super) enum Gate {
 pub(super) enum Next {
     /// Move these machines to the version, together.
     Move(Vec<Member>),
+    /// Ask the guests of these machines who is logged in.
+    Ask(Vec<Member>),
     /// Wait until that time.
     Wait(u64),
     /// Move no machine before that time, at which the window of the roll begins.
@@ -140,10 +149,8 @@ impl Plan {
         if cancelled {
             return Next::TakeBack(CANCELLED.to_owned());
         }
-        let healthy = self.count(|stage| *stage == Stage::Healthy);
         let failed = self.names(|stage| matches!(stage, Stage::Failed { .. }));
-        let canaries = usize::try_from(self.request.canary).unwrap_or(usize::MAX).min(self.movable());
-        let is_canary_round = healthy < canaries;
+        let is_canary_round = self.canaries_left() > 0;
         let allowed = usize::try_from(self.request.max_failures).unwrap_or(usize::MAX);
         if let Some(first) = failed.first() {
             if is_canary_round {
@@ -162,7 +169,8 @@ impl Plan {
             return Next::Move(moving);
         }
         let pending = self.find(|stage| *stage == Stage::Pending);
-        if pending.is_empty() {
+        let in_use = self.find(|stage| matches!(stage, Stage::InUse(_)));
+        if pending.is_empty() && in_use.is_empty() {
             return match gate {
                 // Machines that are off or claimed now may be on and free at that time.
                 Gate::Closed(until_ms) if !self.has_begun() => Next::Hold(until_ms),
@@ -176,13 +184,37 @@ impl Plan {
         if now_ms < self.pause_until_ms {
             return Next::Wait(self.pause_until_ms);
         }
-        let size = if is_canary_round { canaries - healthy } else { self.request.batch.of(self.movable()) };
-        Next::Move(pending.into_iter().take(size).collect())
+        let wave = pending.into_iter().take(self.wave_size());
+        if self.request.wait_idle_s.is_none() {
+            return Next::Move(wave.collect());
+        }
+        let is_due = |it: &Member| matches!(it.stage, Stage::InUse(wait) if wait.is_due(now_ms));
+        let asked: Vec<_> = in_use.into_iter().filter(is_due).chain(wave).collect();
+        match asked.is_empty() {
+            true => Next::Wait(now_ms.saturating_add(ASK_INTERVAL_MS)),
+            false => Next::Ask(asked),
+        }
+    }
+
+    /// How many canaries are still to be moved.
+    fn canaries_left(&self) -> usize {
+        let canaries = usize::try_from(self.request.canary).unwrap_or(usize::MAX).min(self.movable());
+        canaries.saturating_sub(self.count(|stage| *stage == Stage::Healthy))
+    }
+
+    /// How many machines are moved together now.
+    pub(super) fn wave_size(&self) -> usize {
+        match self.canaries_left() {
+            0 => self.request.batch.of(self.movable()),
+            canaries => canaries,
+        }
     }
 
     /// Whether a machine was moved.
     pub(super) fn has_begun(&self) -> bool {
-        self.members.iter().any(|it| !matches!(it.stage, Stage::Pending | Stage::Left { .. }))
+        let is_unmoved =
+            |stage: &Stage| matches!(stage, Stage::Pending | Stage::InUse(_) | Stage::Left { .. });
+        self.members.iter().any(|it| !is_unmoved(&it.stage))
     }
 
     /// The number of machines that are or were to be moved.
@@ -213,7 +245,8 @@ impl Plan {
         }
         let waits =
             if moving.is_empty() { String::new() } else { format!("; waits for {}", moving.join(", ")) };
-        format!("{on} of {} machines on {}{waits}", self.movable(), self.to)
+        let users = self.users_in_words();
+        format!("{on} of {} machines on {}{waits}{users}", self.movable(), self.to)
     }
 
     /// The report of the roll.
@@ -259,6 +292,7 @@ mod tests {
             pause_until_ms: 0,
             back: None,
             waits_until_ms: None,
+            deadline_ms: None,
         }
     }
 
@@ -274,6 +308,9 @@ mod tests {
             max_failures,
             at_ms: None,
             window: None,
+            wait_idle_s: None,
+            message: None,
+            deadline_s: None,
         }
     }
 
@@ -412,16 +449,20 @@ mod tests {
         for round in 0..10_000 {
             let (machines, canary, batch) = (draw(12), draw(4), 1 + draw(5));
             let allowed = draw(3);
-            let request =
+            let mut request =
                 request(u32::try_from(canary).unwrap(), &batch.to_string(), u32::try_from(allowed).unwrap());
+            // In every second roll, users may be logged in.
+            request.wait_idle_s = (round % 2 == 1).then_some(60);
             let mut roll = plan(usize::try_from(machines).unwrap(), request);
+            roll.deadline_ms = (draw(2) == 0).then_some(100_000);
+            let mut now_ms = 0;
             let mut steps = 0;
             let end = loop {
                 steps += 1;
                 assert!(steps < 500, "round {round} does not end: {roll:?}");
                 // The window opens and closes at any step.
                 let gate = if draw(4) == 0 { Gate::Closed(1) } else { Gate::Open };
-                let next = roll.next(0, draw(60) == 0 && roll.back.is_none(), gate);
+                let next = roll.next(now_ms, draw(60) == 0 && roll.back.is_none(), gate);
                 // The daemon ends before or after it recorded a step, and continues from the row.
                 let ends = draw(10) == 0;
                 match next {
@@ -433,6 +474,7 @@ mod tests {
                         list.iter().for_each(|machine| roll.set(machine, Stage::Moving));
                         let is_new = moving.is_empty();
                         assert!(!is_new || gate == Gate::Open, "round {round}");
+                        assert!(!is_new || roll.request.wait_idle_s.is_none(), "round {round}");
                         if !ends {
                             for machine in list {
                                 let why = "is ill".to_owned();
@@ -447,7 +489,21 @@ mod tests {
                         list.iter().for_each(|machine| roll.set(machine, stage.clone()));
                     }
                     Next::TakeBack(why) => roll.back = Some(why),
-                    Next::Wait(_) => panic!("there is no pause"),
+                    Next::Ask(list) => {
+                        assert_eq!(gate, Gate::Open, "round {round}");
+                        let answers = list.into_iter().map(|it| {
+                            let users = [Some(0), Some(0), Some(1), None][usize::try_from(draw(4)).unwrap()];
+                            (it, users)
+                        });
+                        let answers: Vec<_> = answers.collect();
+                        roll.heard(&answers, now_ms);
+                        let moving = roll.count(|stage| *stage == Stage::Moving);
+                        assert!(moving <= usize::try_from(batch.max(canary)).unwrap(), "round {round}");
+                    }
+                    Next::Wait(until_ms) => {
+                        assert!(roll.request.wait_idle_s.is_some(), "there is no pause");
+                        now_ms = until_ms;
+                    }
                     Next::Hold(_) => assert_eq!(gate, Gate::Closed(1), "round {round}"),
                     end => break end,
                 }
@@ -458,11 +514,19 @@ mod tests {
             let failed = of(|stage| matches!(stage, Stage::Failed { .. }));
             match end {
                 Next::Finish => {
-                    assert_eq!(of(|stage| *stage == Stage::Healthy) + failed, roll.members.len());
+                    let left = of(|stage| matches!(stage, Stage::Left { .. }));
+                    assert!(left == 0 || roll.deadline_ms.is_some_and(|end_ms| end_ms <= now_ms));
+                    assert_eq!(of(|stage| *stage == Stage::Healthy) + failed + left, roll.members.len());
                     assert!(failed <= usize::try_from(allowed).unwrap());
                 }
                 Next::Back(_) => {
-                    let untouched = of(|stage| matches!(stage, Stage::Pending | Stage::Returned));
+                    let is_untouched = |stage: &Stage| {
+                        matches!(
+                            stage,
+                            Stage::Pending | Stage::Returned | Stage::InUse(_) | Stage::Left { .. }
+                        )
+                    };
+                    let untouched = of(is_untouched);
                     assert_eq!(untouched, roll.members.len(), "round {round}: {roll:?}");
                 }
                 other => panic!("{other:?}"),

@@ -103,14 +103,24 @@ impl Service {
         limit: Duration,
         caller: &Caller,
     ) -> Result<i32, Problem> {
-        let odd = |why: String| Problem::new(ProblemKind::Failed, why);
-        let failed = |e| crate::answer::problem(&e);
-        let record = self.record_of(record.uuid, &record.name).await.map_err(failed)?;
-        let link = self.link_to(&record, "check").await.map_err(failed)?;
         let argv = ["/bin/sh", "-c", command].map(str::to_owned).to_vec();
         let timeout_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let request = ExecRequest { argv, timeout_ms, stdin_base64: None };
-        let body = serde_json::to_vec(&request).map_err(|e| odd(e.to_string()))?;
+        self.exec_there(record, &request, caller).await
+    }
+
+    /// Runs a command in the guest of a machine of another host, and returns its exit code.
+    pub(super) async fn exec_there(
+        &self,
+        record: &MachineRecord,
+        request: &ExecRequest,
+        caller: &Caller,
+    ) -> Result<i32, Problem> {
+        let odd = |why: String| Problem::new(ProblemKind::Failed, why);
+        let failed = |e| crate::answer::problem(&e);
+        let record = self.record_of(record.uuid, &record.name).await.map_err(failed)?;
+        let link = self.link_to(&record, "use").await.map_err(failed)?;
+        let body = serde_json::to_vec(request).map_err(|e| odd(e.to_string()))?;
         let path = format!("/api/v1/machines/{}/exec", record.name);
         let answer = link.send(caller, Method::POST, &path, Body::from(body)).await?;
         let status = answer.status();

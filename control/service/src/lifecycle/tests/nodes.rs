@@ -3,6 +3,7 @@
 mod figures;
 mod many;
 mod moves;
+mod rolls;
 mod schemes;
 
 use headwater_api::name::ImageRef;

@@ -102,6 +102,9 @@ async fn roll_with_a_killed_controller(machines: usize) {
         max_failures: 0,
         at_ms: None,
         window: None,
+        wait_idle_s: None,
+        message: None,
+        deadline_s: None,
     };
     let (service, admin) = (fleet.pair.controller.service.clone(), Caller::admin("anna"));
     let begun = runtime.spawn(async move { begin_roll(&service, admin, "class".to_owned(), request).await });
