@@ -34,6 +34,7 @@ pub mod host;
 pub mod hours;
 pub mod image;
 pub mod machine;
+pub mod machine_list;
 pub mod maintenance;
 pub mod metrics;
 pub mod name;
@@ -85,6 +86,7 @@ pub use machine::{
     ExecResult, GuestUsers, Identity, MAX_STDIN_BYTES, Machine, MachineList, MachineState, PinRequest,
     SetMachine, Wanted,
 };
+pub use machine_list::ListedMachine;
 pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
 pub use problem::{Problem, ProblemDetails, ProblemKind};

@@ -576,8 +576,7 @@ pub struct CreateMachine {
     /// What starts it. Default: the daemon, as a virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<BootFrom>,
-    /// The MAC address of its network card. Required for a machine that boots from the network, and not permitted
-    /// otherwise.
+    /// The MAC address of its network card. Required for a machine that boots from the network. Default of others: it is generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
     /// Cloud-init user data.

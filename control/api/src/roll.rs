@@ -5,13 +5,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use utoipa::ToSchema;
 
 use crate::hours::Hours;
+use crate::machine_list::ListedMachine;
 
-/// The request to change the number of machines of a catalog.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// The request to change the number of machines of a catalog: either `count` or `machines` is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ScaleRequest {
     /// The number of machines that the catalog is to have.
-    pub count: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub count: Option<u32>,
+    /// Machines that the catalog is to have in addition: at most 10,000.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<ListedMachine>,
     /// Start the machines that are created.
     #[serde(default)]
     pub start: bool,

@@ -106,7 +106,8 @@ pub enum MachineCommand {
         /// 'serve --boot' answers; without --catalog, the default is then --cache ram --ram 512M) [default: vm]
         #[arg(long, value_name = "FROM", value_parser = BootFrom::parse)]
         boot: Option<BootFrom>,
-        /// The network card that it boots from: 52:54:00:12:34:56. Needed with --boot network
+        /// The MAC address of its network card: 52:54:00:12:34:56. Needed with --boot network, where it is the card that the machine boots
+        /// from [default: generated]
         #[arg(long, value_name = "ADDRESS")]
         mac: Option<String>,
         /// Write cache and size
@@ -377,7 +378,8 @@ pub enum SchemeVersionCommand {
 /// `headwater catalog ...`.
 #[derive(Debug, Subcommand)]
 pub enum CatalogCommand {
-    /// Create a catalog, and with --count its machines; 'machine create NAME --catalog CATALOG' adds single ones
+    /// Create a catalog, and with --count or --machines its machines; 'machine create NAME --catalog CATALOG' adds single ones
+    #[command(group = clap::ArgGroup::new("made").args(["count", "machines"]))]
     Create {
         /// Its name: 1 to 63 of a-z, 0-9 and '-'; no machine has it
         name: String,
@@ -390,6 +392,9 @@ pub enum CatalogCommand {
         /// Create this many machines
         #[arg(long, value_name = "COUNT")]
         count: Option<u32>,
+        /// Create the machines of this CSV file, whose first line is 'name,mac' or 'name'
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        machines: Option<PathBuf>,
         /// The names of machines that are created by number: '#' signs stand for the digits [default: NAME-##]
         #[arg(long = "name", value_name = "RULE")]
         name_rule: Option<String>,
@@ -403,7 +408,7 @@ pub enum CatalogCommand {
         #[command(flatten)]
         hours: ReadyHoursArgs,
         /// Start the machines that are created
-        #[arg(long, requires = "count")]
+        #[arg(long, requires = "made")]
         start: bool,
         /// The policy for machines whose host is lost: wait, or restart, which starts them on other hosts. With restart, a host ends them
         /// if it does not hear the controller for 30 s ('serve --node-lease')
@@ -521,13 +526,17 @@ pub enum CatalogCommand {
         claim: String,
     },
     /// Set the number of a catalog's machines: creates the missing ones, or removes surplus ones, first those that
-    /// are off
+    /// are off. With --machines, adds the machines of a file
     Scale {
         /// Its name
         #[arg(add = complete::catalogs())]
         name: String,
         /// The new number of machines
-        count: u32,
+        #[arg(required_unless_present = "machines", conflicts_with = "machines")]
+        count: Option<u32>,
+        /// Add the machines of this CSV file, whose first line is 'name,mac' or 'name'
+        #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+        machines: Option<PathBuf>,
         /// Start the machines that are created
         #[arg(long)]
         start: bool,

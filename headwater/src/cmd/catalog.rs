@@ -4,25 +4,34 @@
 mod cloud;
 mod scheme;
 
+use std::io::ErrorKind;
+use std::path::Path;
+
+use anyhow::Context;
 use headwater_api::{
-    CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, OnHostLoss, RollRequest,
-    ScaleRequest, SetCatalog,
+    CacheSettings, Catalog, Claim, ClaimRequest, CreateCatalog, CreateMachine, ListedMachine, OnHostLoss,
+    RollRequest, ScaleRequest, SetCatalog, machine_list,
 };
-use headwater_block::size;
+use headwater_block::{size, small_file};
 use headwater_service::backend::{Clock as _, SystemClock};
 
 use crate::cli::{CatalogCommand, MachineArgs, RollArgs};
 use crate::client::Client;
 use crate::cmd::{channels, machine, task, when};
+use crate::failure::invalid;
 use crate::show;
 use crate::show::progress::{Shown, said_if_slow};
+
+/// The longest CSV file of machines: 10,000 lines have less.
+const MAX_LIST_BYTES: u64 = 2 << 20;
 
 /// Carries out one command of `headwater catalog`.
 pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow::Result<u8> {
     match command {
         command @ CatalogCommand::Create { .. } => create(&client, command, json).await?,
-        CatalogCommand::Scale { name, count, start, force } => {
-            scale(&client, &name, ScaleRequest { count, start, force }, json).await?;
+        CatalogCommand::Scale { name, count, machines, start, force } => {
+            let machines = listed(machines.as_deref())?;
+            scale(&client, &name, ScaleRequest { count, machines, start, force }, json).await?;
         }
         CatalogCommand::Roll(args) => roll(&client, args, json).await?,
         CatalogCommand::List => {
@@ -75,14 +84,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let list = client.claims(catalog.as_deref()).await?;
             if json { show::json(&list)? } else { show_claims(&list.claims)? }
         }
-        CatalogCommand::Release { claim } => {
-            let claim = client.release(&claim).await?;
-            let text = format!(
-                "released {}; it is reset, or switched off if enough others are ready",
-                claim.machine
-            );
-            if json { show::json(&claim)? } else { show::line(&text)? }
-        }
+        CatalogCommand::Release { claim } => release(&client, &claim, json).await?,
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
     }
     Ok(0)
@@ -95,6 +97,7 @@ async fn create(client: &Client, command: CatalogCommand, json: bool) -> anyhow:
         image,
         persistent,
         count,
+        machines,
         name_rule,
         first,
         keep_ready,
@@ -109,6 +112,8 @@ async fn create(client: &Client, command: CatalogCommand, json: bool) -> anyhow:
         return Ok(());
     };
     let cloud = cloud::scheme(&cloud)?;
+    let machines = listed(machines.as_deref())?;
+    let scaling = ScaleRequest { count, machines, start, force: false };
     let what = channels::behind_store(&image);
     let rule = NamesOfMachines { name_rule, first };
     let new = creation(name, image, persistent, rule, &machine)?;
@@ -120,12 +125,18 @@ async fn create(client: &Client, command: CatalogCommand, json: bool) -> anyhow:
     if !json {
         show::line(&text)?;
     }
-    if let Some(count) = count {
-        scale(client, &catalog.name, ScaleRequest { count, start, force: false }, json).await?;
+    if count.is_some() || !scaling.machines.is_empty() {
+        fill(client, &catalog.name, scaling, json).await?;
     } else if json {
         show::json(&catalog)?;
     }
     Ok(())
+}
+
+async fn release(client: &Client, claim: &str, json: bool) -> anyhow::Result<()> {
+    let claim = client.release(claim).await?;
+    let text = format!("released {}; it is reset, or switched off if enough others are ready", claim.machine);
+    if json { show::json(&claim) } else { show::line(&text) }
 }
 
 async fn remove(client: &Client, name: String, json: bool) -> anyhow::Result<()> {
@@ -199,6 +210,28 @@ async fn scale(client: &Client, name: &str, request: ScaleRequest, json: bool) -
     shown.end();
     let result = result?;
     if json { show::json(&result) } else { task::show_result(&result) }
+}
+
+/// Makes the machines of a new catalog.
+async fn fill(client: &Client, name: &str, request: ScaleRequest, json: bool) -> anyhow::Result<()> {
+    let is_list = !request.machines.is_empty();
+    let scaled = scale(client, name, request, json).await;
+    // If a line was refused, no machine was made, and the command can be repeated. A catalog with machines cannot be removed.
+    if scaled.is_err() && is_list && client.remove_catalog(name).await.is_ok() {
+        show::aside(&format!("removed catalog {name} again, because it has no machine\n"));
+    }
+    scaled
+}
+
+/// The machines of a CSV file.
+fn listed(path: Option<&Path>) -> anyhow::Result<Vec<ListedMachine>> {
+    let Some(path) = path else { return Ok(Vec::new()) };
+    let failed = || format!("cannot read the list of machines {}", path.display());
+    let text = match small_file::read(path, MAX_LIST_BYTES).and_then(small_file::text) {
+        Err(e) if e.kind() == ErrorKind::InvalidData => return Err(invalid(format!("{}: {e}", failed()))),
+        read => read.with_context(failed)?,
+    };
+    Ok(machine_list::parse(&text).map_err(|problem| problem.during(failed()))?)
 }
 
 async fn roll(client: &Client, args: RollArgs, json: bool) -> anyhow::Result<()> {

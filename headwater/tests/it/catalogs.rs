@@ -112,6 +112,50 @@ fn a_catalog_has_as_many_machines_as_it_is_told() {
 }
 
 #[test]
+fn machines_of_a_file_have_its_names_and_addresses() {
+    let daemon = Daemon::start();
+    import(&daemon, 1);
+    daemon.create("lab", "tiny", &["--mac", "52-54-00-77-00-AA"]);
+    let file = |name: &str, text: &str| {
+        let path = daemon.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let template = file("user-data", "## template: headwater\n#!/bin/sh\necho {{ machine.mac }}\n");
+    let create = |list: &str| {
+        let size = ["--cache", "ram", "--memory", "64M", "--user-data", template.as_str()];
+        daemon.cli(&[&["catalog", "create", "class", "tiny", "--machines", list][..], &size].concat())
+    };
+    for (text, code, why) in [
+        ("name,mac,owner\n", 2, "line 1: there is no column 'owner'"),
+        ("name,mac\npc-1,52:54:00:77:00:01\npc-2,52:54:00:77:00:01\n", 2, "line 3: '52:54:00:77:00:01' is in line 2"),
+        ("name,mac\npc-1,\npc-2,52:54:00:77:00:aa\n", 4, "line 3: machine 'lab' has the MAC address"),
+        ("name\npc-1\nlab\n", 4, "line 3: a machine 'lab' exists"),
+    ] {
+        create(&file("bad.csv", text)).fails(code, &[why]);
+        daemon.cli(&["catalog", "show", "class"]).fails(3, &["class"]);
+    }
+    let said = create(&file("good.csv", "name,mac\npc-1,52:54:00:77:00:01\npc-2,\n")).ok();
+    assert!(said.contains("created pc-1, pc-2\nclass has 2 machines"), "{said}");
+    let show = |name: &str| json(&daemon, &["machine", "show", name]);
+    let (first, second) = (show("pc-1"), show("pc-2"));
+    assert_eq!(first["mac"], "52:54:00:77:00:01");
+    assert_eq!(first["identity"]["user_data"], "#!/bin/sh\necho 52:54:00:77:00:01\n");
+    assert!(second["mac"].as_str().unwrap().starts_with("52:54:00:") && second["mac"] != first["mac"]);
+    // More of them, with the machines that are there.
+    let more = file("more.csv", "mac,name\n02:00:00:00:00:03,pc-3\n");
+    let said = daemon.cli(&["catalog", "scale", "class", "--machines", &more, "--start"]).ok();
+    assert!(said.contains("created pc-3\nclass has 3 machines"), "{said}");
+    daemon.cli(&["catalog", "scale", "class", "--machines", &more]).fails(4, &["line 2: a machine 'pc-3' exists"]);
+    daemon.wait_for("pc-3", "running");
+    let qemu = format!("/proc/{}/cmdline", show("pc-3")["pid"]);
+    let arguments = std::fs::read(qemu).unwrap();
+    assert!(String::from_utf8_lossy(&arguments).contains("mac=02:00:00:00:00:03"));
+    daemon.cli(&["catalog", "scale", "class", "0"]).ok();
+    assert!(machines(&daemon).is_empty());
+}
+
+#[test]
 fn a_roll_moves_all_machines_and_the_catalog_follows() {
     let daemon = Daemon::start();
     class(&daemon, "4");

@@ -311,7 +311,7 @@ pub(crate) async fn check_assigned(service: &Service, machine: &AssignedMachine)
 async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<MachineRecord, Failure> {
     let _using = service.using_versions().await;
     resolve_and_hold(service, &plan).await?;
-    let user_data = plan.user_data.clone();
+    let (user_data, mac) = (plan.user_data.clone(), plan.mac.clone());
     let mut record = record(service, plan)?;
     let name = record.name.clone();
     let failed = |source| Error::Db { machine: name.clone(), source };
@@ -328,7 +328,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
         return Err(Error::Exists(name).into());
     }
     if let Some(other) = repo.machines().by_mac(&record.mac).await.map_err(failed)?
-        && record.boot == BootFrom::Network
+        && mac.is_some()
     {
         let (machine, mac) = (name, record.mac);
         return Err(Error::MacTaken { machine, mac, other: other.name }.into());
@@ -339,7 +339,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
         if !matches!(e, DbError::Taken { .. }) || identities >= IDENTITIES_MAX || !is_made {
             return Err(failed(e).into());
         }
-        give_another_identity(service, &mut record, user_data.as_deref())?;
+        give_another_identity(service, &mut record, mac.as_deref(), user_data.as_deref())?;
         identities += 1;
     }
     let detail = format!("{}, {}", record.uuid, record.image);
@@ -493,8 +493,7 @@ async fn choose_host(
 fn check_network_boot(plan: &Plan) -> Result<(), Error> {
     let cache = plan.cache;
     let why = match (plan.boot, &plan.mac) {
-        (BootFrom::Vm, None) => return Ok(()),
-        (BootFrom::Vm, Some(_)) => "its MAC address is generated; --mac is for --boot network",
+        (BootFrom::Vm, _) => return Ok(()),
         (BootFrom::Network, None) => "give --mac, the address of the network card that it boots from",
         _ if cache.mode != CacheMode::Ram => {
             "the write cache of a machine that boots from the network is in the machine's memory; give --cache ram"
@@ -581,15 +580,17 @@ async fn resolve_and_hold(service: &Service, plan: &Plan) -> Result<(), Failure>
     Ok(())
 }
 
-/// Makes an identity, and fills the machine's values into the user data.
+/// Makes an identity, with a MAC address if one is given, and fills the machine's values into the user data.
 fn identity(
     service: &Service,
     (machine, host_name): (&str, &str),
     catalog: Option<&str>,
+    mac: Option<&str>,
     user_data: Option<&str>,
 ) -> Result<NewIdentity, Error> {
     let made = identity::make(service.random(), host_name, None);
     let mut new = made.map_err(|source| Error::Identity { machine: machine.to_owned(), source })?;
+    new.mac = mac.map(str::to_owned).unwrap_or(new.mac);
     let uuid = new.uuid.to_string();
     let catalog = catalog.unwrap_or_default();
     let values = template::Values { name: machine, host_name, catalog, mac: &new.mac, uuid: &uuid };
@@ -604,10 +605,11 @@ fn identity(
 fn give_another_identity(
     service: &Service,
     record: &mut MachineRecord,
+    mac: Option<&str>,
     user_data: Option<&str>,
 ) -> Result<(), Error> {
     let names = (&*record.name, &*record.identity.host_name);
-    let new = identity(service, names, record.catalog.as_deref(), user_data)?;
+    let new = identity(service, names, record.catalog.as_deref(), mac, user_data)?;
     record.uuid = new.uuid;
     record.mac = new.mac;
     record.identity = new.identity;
@@ -618,7 +620,8 @@ fn give_another_identity(
 /// Makes the record of a planned machine, with a new identity.
 fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
     let catalog = plan.catalog.as_ref().map(|it| &*it.name);
-    let new = identity(service, (&plan.name, &plan.host_name), catalog, plan.user_data.as_deref())?;
+    let names = (&*plan.name, &*plan.host_name);
+    let new = identity(service, names, catalog, plan.mac.as_deref(), plan.user_data.as_deref())?;
     let on_host_loss = plan.catalog.as_ref().map(|it| it.on_host_loss).unwrap_or_default();
     // A machine that boots from the network takes no settings of a scheme.
     let of_scheme = plan.catalog.as_ref().filter(|_| plan.boot == BootFrom::Vm);
@@ -632,7 +635,7 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         host: plan.host.unwrap_or_else(|| service.own_host()),
         connection,
         cloud: None,
-        mac: plan.mac.unwrap_or(new.mac),
+        mac: new.mac,
         boot: plan.boot,
         image: plan.image,
         pin: None,

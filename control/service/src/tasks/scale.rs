@@ -1,4 +1,4 @@
-//! `scale`: changes the number of machines of a catalog. It is a task (`mod.rs`). It removes claimed and pinned machines, and machines
+//! `scale`: changes the number of machines of a catalog, or adds those of a list. It is a task (`mod.rs`). It removes claimed and pinned machines, and machines
 //! with a persistent disk, only with `force`, and never one in a maintenance session.
 //!
 //! Each step is decided from the state in the database at that moment, so a task that continues after a restart repeats nothing.
@@ -10,7 +10,9 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use headwater_api::name::NameRule;
-use headwater_api::{CreateMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult};
+use headwater_api::{
+    CreateMachine, ListedMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult, machine_list,
+};
 use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use serde::{Deserialize, Serialize};
 
@@ -42,6 +44,14 @@ pub(super) struct Plan {
     report: ScaleReport,
 }
 
+impl Plan {
+    /// The machines of its list that are to be made.
+    fn to_add(&self) -> Vec<ListedMachine> {
+        let created: HashSet<_> = self.report.created.iter().collect();
+        self.request.machines.iter().filter(|listed| !created.contains(&listed.name)).cloned().collect()
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("cannot give catalog '{catalog}' {count} machines: the most are {COUNT_MAX}")]
@@ -61,6 +71,12 @@ enum Error {
         #[source]
         source: NoRoom,
     },
+    #[error(
+        "cannot change the number of machines of catalog '{0}': give either a number or a list of machines"
+    )]
+    CountOrList(String),
+    #[error("cannot add machines to catalog '{catalog}': line {line}: {why}")]
+    Listed { catalog: String, line: u32, why: String },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -68,15 +84,18 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::TooMany { .. } => ProblemKind::Invalid,
-            Self::Kept { .. } | Self::Busy { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
+            Self::TooMany { .. } | Self::CountOrList(_) => ProblemKind::Invalid,
+            Self::Kept { .. } | Self::Busy { .. } | Self::NoRoom { .. } | Self::Listed { .. } => {
+                ProblemKind::Conflict
+            }
             Self::Db(e) => e.kind(),
         }
     }
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::TooMany { .. } => None,
+            Self::TooMany { .. } | Self::CountOrList(_) => None,
+            Self::Listed { .. } => Some("nothing was created: change the line".to_owned()),
             Self::Kept { .. } => Some(
                 "--force also removes claimed and pinned machines, and machines with a persistent disk together with the disk; machines with a maintenance session always stay"
                     .to_owned(),
@@ -100,19 +119,30 @@ pub(crate) async fn begin(
     service: &Service,
     caller: Caller,
     catalog: String,
-    request: ScaleRequest,
+    mut request: ScaleRequest,
 ) -> Result<Response, Failure> {
     service.catalog(&catalog).await?;
-    if request.count > COUNT_MAX {
-        return Err(Error::TooMany { catalog, count: request.count }.into());
+    if request.count.is_some() != request.machines.is_empty() {
+        return Err(Error::CountOrList(catalog).into());
+    }
+    if !request.machines.is_empty() {
+        let tried = format!("cannot add machines to catalog '{catalog}'");
+        let checked = machine_list::check(request.machines);
+        request.machines = checked.map_err(|problem| Failure(problem.during(tried)))?;
     }
     if let Some(task) = service.task_that_changes(&catalog).await? {
         return Err(Error::Busy { catalog, task }.into());
     }
     let members = service.members(&catalog).await?;
+    let listed = u32::try_from(members.len() + request.machines.len()).unwrap_or(u32::MAX);
+    let count = request.count.unwrap_or(listed);
+    if count > COUNT_MAX {
+        return Err(Error::TooMany { catalog, count }.into());
+    }
+    are_free(service, &catalog, &request.machines).await?;
     removable(service, &catalog, &members, &request).await?;
     if request.start {
-        have_room(service, &catalog, members.len(), request.count).await?;
+        have_room(service, &catalog, members.len(), count).await?;
     }
     let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
     let plan = Plan { request, report };
@@ -133,6 +163,25 @@ pub(crate) async fn begin(
     });
     let (id, live) = begun.await?;
     Ok(answer(Some(id), live, asking).await)
+}
+
+/// Fails if another machine of the fleet has a name or an address of a list.
+async fn are_free(service: &Service, catalog: &str, listed: &[ListedMachine]) -> Result<(), Error> {
+    let taken = |line: u32, why: String| Err(Error::Listed { catalog: catalog.to_owned(), line, why });
+    let mut repo = service.db().read().await?;
+    for ListedMachine { line, name, mac } in listed {
+        if repo.machines().by_name(name).await?.is_some() {
+            return taken(*line, format!("a machine '{name}' exists"));
+        }
+        if repo.catalogs().by_name(name).await?.is_some() {
+            return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' takes both"));
+        }
+        let Some(mac) = mac else { continue };
+        if let Some(other) = repo.machines().by_mac(mac).await? {
+            return taken(*line, format!("machine '{}' has the MAC address {mac}", other.name));
+        }
+    }
+    Ok(())
 }
 
 /// Fails if machines are to be started, and the hosts do not have room for all of them.
@@ -167,7 +216,6 @@ pub(super) async fn go_on(
 ) -> Outcome {
     service.task_began(id).await;
     let catalog = plan.report.catalog.clone();
-    let target = usize::try_from(plan.request.count).unwrap_or(usize::MAX);
     let (mut conflicts, mut from) = (0, 0);
     loop {
         if service.is_stopping() {
@@ -178,8 +226,14 @@ pub(super) async fn go_on(
             return Err(Problem::new(ProblemKind::Cancelled, why));
         }
         let members = service.members(&catalog).await.map_err(|e| problem(&e))?;
+        let listed = plan.to_add();
+        let count = plan.request.count.and_then(|count| usize::try_from(count).ok());
+        let target = count.unwrap_or(members.len() + listed.len());
         control.report_doing(format!("{} of {target} machines", members.len()));
-        if members.len() < target {
+        if let Some(next) = listed.first() {
+            add_listed(&service, &caller, &catalog, next).await?;
+            plan.report.created.push(next.name.clone());
+        } else if members.len() < target {
             let name = match add(&service, &caller, &catalog, &mut from).await {
                 Ok(name) => name,
                 // Somebody else has created a machine of that name meanwhile.
@@ -204,7 +258,7 @@ pub(super) async fn go_on(
             if plan.request.start {
                 start_all(&service, &caller, &catalog, &plan.report.created).await?;
             }
-            plan.report.count = plan.request.count;
+            plan.report.count = u32::try_from(members.len()).unwrap_or(u32::MAX);
             return Ok(TaskResult::Scaled(Box::new(plan.report)));
         }
         service.save_plan(id, &plan, &control).await?;
@@ -258,8 +312,39 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
         })?;
     }
     let name = rule.name(*from);
-    let request = CreateMachine {
-        name: name.clone(),
+    let request = creation(catalog, &name, None);
+    let Err(failure) = create_machine::make(service, caller, request).await else { return Ok(name) };
+    Err(if is_taken(&name).await? { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
+}
+
+/// Makes a machine of a list.
+async fn add_listed(
+    service: &Service,
+    caller: &Caller,
+    catalog: &str,
+    listed: &ListedMachine,
+) -> Result<(), Problem> {
+    let found = async { service.db().read().await?.machines().by_name(&listed.name).await };
+    let found = found.await.map_err(|e| problem(&e))?;
+    let is_it = |machine: MachineRecord| {
+        machine.catalog.as_deref() == Some(catalog)
+            && listed.mac.as_ref().is_none_or(|mac| *mac == machine.mac)
+    };
+    // An earlier daemon has made it, and that is not noted yet.
+    if found.is_some_and(is_it) {
+        return Ok(());
+    }
+    let request = creation(catalog, &listed.name, listed.mac.clone());
+    match create_machine::make(service, caller, request).await {
+        Ok(_) => Ok(()),
+        Err(failure) => Err(failure.0),
+    }
+}
+
+/// The request for a machine with all settings of its catalog.
+fn creation(catalog: &str, name: &str, mac: Option<String>) -> CreateMachine {
+    CreateMachine {
+        name: name.to_owned(),
         image: None,
         catalog: Some(catalog.to_owned()),
         host: None,
@@ -276,10 +361,8 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
         host_name: None,
         user_data: None,
         boot: None,
-        mac: None,
-    };
-    let Err(failure) = create_machine::make(service, caller, request).await else { return Ok(name) };
-    Err(if is_taken(&name).await? { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
+        mac,
+    }
 }
 
 /// The machines that may be removed, in this order. Fails if these are too few.
@@ -289,7 +372,8 @@ async fn removable(
     members: &[MachineRecord],
     request: &ScaleRequest,
 ) -> Result<Vec<String>, Error> {
-    let excess = members.len().saturating_sub(usize::try_from(request.count).unwrap_or(usize::MAX));
+    let Some(count) = request.count else { return Ok(Vec::new()) };
+    let excess = members.len().saturating_sub(usize::try_from(count).unwrap_or(usize::MAX));
     if excess == 0 {
         return Ok(Vec::new());
     }
@@ -312,7 +396,7 @@ async fn removable(
     if free.len() < excess {
         let kept = members.iter().filter(|machine| !is_free(machine));
         let kept = kept.map(|machine| machine.name.clone()).collect();
-        let (catalog, count, has) = (catalog.to_owned(), request.count, members.len());
+        let (catalog, has) = (catalog.to_owned(), members.len());
         return Err(Error::Kept { catalog, count, has, kept });
     }
     let is_away = |machine: &MachineRecord| !service.is_own(machine) && service.link(machine.host).is_none();

@@ -31,7 +31,7 @@ async fn begin_tasks(fixture: &Fixture) {
     }
     for number in 0..TASKS {
         let service = fixture.service.clone();
-        let request = ScaleRequest { count: MACHINES_EACH, start: false, force: false };
+        let request = ScaleRequest { count: Some(MACHINES_EACH), ..ScaleRequest::default() };
         // Its answer ends with the task.
         tokio::spawn(async move {
             begin_scale(&service, Caller::admin("anna"), format!("c{number}"), request).await.is_ok()
