@@ -470,6 +470,7 @@ mod tests {
                 machine_id: String::new(),
                 ssh_host_key_public: String::new(),
                 user_data: None,
+                personality: std::collections::BTreeMap::new(),
             },
             warning: None,
             fenced: false,

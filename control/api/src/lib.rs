@@ -38,6 +38,7 @@ pub mod machine_list;
 pub mod maintenance;
 pub mod metrics;
 pub mod name;
+pub mod personality;
 pub mod platform;
 pub mod problem;
 pub mod roll;
@@ -89,6 +90,9 @@ pub use machine::{
 pub use machine_list::ListedMachine;
 pub use maintenance::{MaintenanceRequest, MaintenanceSession, Pause, SealRequest, Sealed};
 pub use metrics::{Sample, Stats};
+pub use personality::{
+    PERSONALITY_MAX, PERSONALITY_NAME_CHARS, PERSONALITY_VALUE_CHARS, Personality, SetPersonality,
+};
 pub use problem::{Problem, ProblemDetails, ProblemKind};
 pub use roll::{Batch, LeftMachine, RollReport, RollRequest, ScaleReport, ScaleRequest};
 pub use scheme::{RevertScheme, SchemeDifference, SchemeList, SchemeSettings, SchemeVersion, SetScheme};

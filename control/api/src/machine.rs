@@ -1,6 +1,8 @@
 //! Machines: types of the requests that create, change and use them, and of the answers, which have their settings,
 //! whether they should be on, and their present state.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -320,6 +322,9 @@ pub struct Identity {
     /// Cloud-init user data (`#cloud-config ...`) from the machine's creation. Not in lists of machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
+    /// The personality strings that the guest reads from its next boot on: those of its catalog, and its own. Not in lists of machines.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub personality: BTreeMap<String, String>,
 }
 
 /// Counters of a machine's disk since its start.

@@ -50,7 +50,7 @@ pub use record::{
 };
 pub use repository::{
     CatalogRepository, ClaimRepository, CloudRepository, Database, EventRepository, HostRepository,
-    KeyRepository, MachineRepository, PersistentDiskRepository, Repository, RunRepository, SessionRepository,
-    TaskRepository, TokenRepository,
+    KeyRepository, MachineRepository, PersistentDiskRepository, PersonalityRepository, Repository,
+    RunRepository, SessionRepository, TaskRepository, TokenRepository,
 };
 pub use secrets::{SECRETS_KEY_BYTES, Secrets, SecretsKey};

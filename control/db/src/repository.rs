@@ -1,5 +1,7 @@
 //! The traits of a database and its tables.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position, PublishedImage};
 use uuid::Uuid;
@@ -45,6 +47,9 @@ pub trait Repository: Send {
 
     /// The age of machines' SSH host keys.
     fn keys(&mut self) -> Box<dyn KeyRepository + '_>;
+
+    /// The personality strings.
+    fn personality(&mut self) -> Box<dyn PersonalityRepository + '_>;
 
     /// The claims.
     fn claims(&mut self) -> Box<dyn ClaimRepository + '_>;
@@ -259,6 +264,30 @@ pub trait KeyRepository: Send {
 
     /// When the key of a machine was made. `None`: when the machine was created.
     async fn made_at(&mut self, machine: Uuid) -> Result<Option<u64>, DbError>;
+}
+
+/// Personality strings, by name. They go with their machine or catalog.
+#[async_trait]
+pub trait PersonalityRepository: Send {
+    /// Those of a machine, without those of its catalog.
+    async fn of_machine(&mut self, machine: Uuid) -> Result<BTreeMap<String, String>, DbError>;
+
+    /// Those of a catalog.
+    async fn of_catalog(&mut self, catalog: &str) -> Result<BTreeMap<String, String>, DbError>;
+
+    /// Replaces all of a machine. The machine must exist.
+    async fn set_of_machine(
+        &mut self,
+        machine: Uuid,
+        strings: &BTreeMap<String, String>,
+    ) -> Result<(), DbError>;
+
+    /// Replaces all of a catalog. The catalog must exist.
+    async fn set_of_catalog(
+        &mut self,
+        catalog: &str,
+        strings: &BTreeMap<String, String>,
+    ) -> Result<(), DbError>;
 }
 
 /// Claims: at most one for each machine. They go with their machine.

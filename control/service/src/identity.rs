@@ -48,6 +48,7 @@ pub(crate) fn make(
             machine_id: uuid.simple().to_string(),
             ssh_host_key_public,
             user_data,
+            personality: std::collections::BTreeMap::new(),
         },
         ssh_host_key_private,
     })

@@ -224,6 +224,7 @@ fn write_seed(
             public: format!("{}\n", request.identity.ssh_host_key_public),
         }],
         user_data: request.identity.user_data.clone().map(String::into_bytes),
+        personality: request.identity.personality.clone(),
     };
     seed::write(&files.seed_disk(), &identity, network, mac).map_err(failed)
 }

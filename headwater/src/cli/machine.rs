@@ -78,6 +78,29 @@ fn processors() -> clap::builder::RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(1..=i64::from(MAX_CPUS))
 }
 
+/// Personality strings: names and values that guests read.
+#[derive(Debug, Args)]
+pub struct PersonalityArgs {
+    /// Give guests a string from their next boot on: a name of 1 to 250 characters, and a value of at most 1000; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = name_and_value)]
+    pub personality: Vec<(String, String)>,
+    /// Take a string away; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub no_personality: Vec<String>,
+}
+
+impl PersonalityArgs {
+    /// Whether a change is given.
+    pub fn is_given(&self) -> bool {
+        !self.personality.is_empty() || !self.no_personality.is_empty()
+    }
+}
+
+fn name_and_value(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
+}
+
 /// `headwater machine ...`.
 #[derive(Debug, Subcommand)]
 pub enum MachineCommand {
@@ -132,9 +155,9 @@ pub enum MachineCommand {
         #[arg(add = complete::machines())]
         name: String,
     },
-    /// Change the limits of a machine's write cache (at once if the machine is on), or its memory and processors
-    /// while it is off
-    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true))]
+    /// Change the limits of a machine's write cache (at once if the machine is on), its memory and processors
+    /// while it is off, or the personality strings of its guest
+    #[command(group = clap::ArgGroup::new("limits").required(true).multiple(true).args(["personality", "no_personality"]))]
     Set {
         /// Its name
         #[arg(add = complete::machines())]
@@ -151,6 +174,9 @@ pub enum MachineCommand {
         /// The guest's processors; only while the machine is off
         #[arg(long, value_name = "COUNT", value_parser = processors(), group = "limits")]
         cpus: Option<u32>,
+        /// Strings that its guest reads
+        #[command(flatten)]
+        personality: PersonalityArgs,
     },
     /// Make a version of a machine's disk as it is now, while the machine keeps running
     Seal {
@@ -444,7 +470,7 @@ pub enum CatalogCommand {
     /// policy for lost hosts; an option that is not given changes nothing
     #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args([
         "from", "stop_idle", "cache", "ram", "disk", "weight", "memory", "cpus", "transport", "firmware", "secure_boot", "tpm",
-        "display", "network", "scratch", "user_data",
+        "display", "network", "scratch", "user_data", "personality", "no_personality",
     ]))]
     #[command(mut_args(super::without_default))]
     Set {
@@ -481,6 +507,9 @@ pub enum CatalogCommand {
         /// Give their guests no user data any more
         #[arg(long, conflicts_with = "user_data", group = "change")]
         no_user_data: bool,
+        /// Strings that their guests read
+        #[command(flatten)]
+        personality: PersonalityArgs,
         /// A new version of their settings
         #[command(flatten)]
         machine: Box<MachineArgs>,

@@ -45,7 +45,9 @@ pub use self::export::ExportArgs;
 pub use self::front_ends::{AttachArgs, Demand, DetachArgs, FuseArgs, IscsiArgs, NbdArgs, NbdTlsArgs, Via};
 pub use self::image::{ImageCommand, TraceCommand};
 pub use self::libvirt::{LibvirtCommand, LibvirtDiskArgs, LibvirtDomainArgs};
-pub use self::machine::{CatalogCommand, MachineArgs, MachineCommand, RollArgs, SchemeVersionCommand, Which};
+pub use self::machine::{
+    CatalogCommand, MachineArgs, MachineCommand, PersonalityArgs, RollArgs, SchemeVersionCommand, Which,
+};
 pub use self::node::NodeCommand;
 pub use self::scheme::{CheckSchemeArgs, SchemeCommand};
 pub use self::secrets::SecretsCommand;

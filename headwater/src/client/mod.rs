@@ -3,6 +3,7 @@
 
 mod clouds;
 mod console;
+mod personality;
 pub mod server;
 pub mod tasks;
 
@@ -30,6 +31,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 
+pub use crate::client::personality::Owner;
 use crate::client::server::{Address, ClientFiles, Trust};
 use crate::contexts::{Context, Contexts};
 use crate::data_dir::DataDir;

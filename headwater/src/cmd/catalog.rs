@@ -16,8 +16,8 @@ use headwater_block::{size, small_file};
 use headwater_service::backend::{Clock as _, SystemClock};
 
 use crate::cli::{CatalogCommand, MachineArgs, RollArgs};
-use crate::client::Client;
-use crate::cmd::{channels, machine, task, when};
+use crate::client::{Client, Owner};
+use crate::cmd::{channels, machine, personality, task, when};
 use crate::failure::invalid;
 use crate::show;
 use crate::show::progress::{Shown, said_if_slow};
@@ -56,6 +56,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             on_host_loss,
             always,
             no_user_data,
+            personality,
             machine,
             rotate_after,
         } => {
@@ -72,7 +73,11 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
                 on_host_loss,
                 rotate_after_s: rotate_after,
             };
-            set(&client, &name, &request, sets_seal_removes, json).await?;
+            let is_all = request == SetCatalog::default();
+            personality::set(&client, Owner::Catalog(&name), personality, is_all, json).await?;
+            if !is_all {
+                set(&client, &name, &request, sets_seal_removes, json).await?;
+            }
         }
         CatalogCommand::Scheme(command) => scheme::run(&client, command, json).await?,
         CatalogCommand::Claim { catalog, holder, ttl, wait, key, secret, reset_on } => {
@@ -80,10 +85,7 @@ pub async fn run(client: Client, command: CatalogCommand, json: bool) -> anyhow:
             let claim = client.claim(&catalog, &request).await?;
             if json { show::json(&claim)? } else { show_claim(&claim)? }
         }
-        CatalogCommand::Claims { catalog } => {
-            let list = client.claims(catalog.as_deref()).await?;
-            if json { show::json(&list)? } else { show_claims(&list.claims)? }
-        }
+        CatalogCommand::Claims { catalog } => claims(&client, catalog.as_deref(), json).await?,
         CatalogCommand::Release { claim } => release(&client, &claim, json).await?,
         CatalogCommand::Remove { name } => remove(&client, name, json).await?,
     }
@@ -131,6 +133,11 @@ async fn create(client: &Client, command: CatalogCommand, json: bool) -> anyhow:
         show::json(&catalog)?;
     }
     Ok(())
+}
+
+async fn claims(client: &Client, catalog: Option<&str>, json: bool) -> anyhow::Result<()> {
+    let list = client.claims(catalog).await?;
+    if json { show::json(&list) } else { show_claims(&list.claims) }
 }
 
 async fn release(client: &Client, claim: &str, json: bool) -> anyhow::Result<()> {
@@ -389,6 +396,7 @@ fn show_claims(claims: &[Claim]) -> anyhow::Result<()> {
 
 async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let strings = client.personality(Owner::Catalog(&catalog.name)).await?.strings;
     let mut pairs = vec![
         ("catalog", catalog.name.clone()),
         ("image", catalog.image.clone()),
@@ -399,6 +407,9 @@ async fn show_one(client: &Client, catalog: Catalog) -> anyhow::Result<()> {
         Some(cloud) => cloud::pairs(&catalog, cloud),
         None => pairs_of_hosts(&catalog),
     });
+    if catalog.cloud.is_none() {
+        pairs.push(("personality", personality::in_words(&strings)));
+    }
     pairs.push(("created", show::time(catalog.created_at_ms)));
     show::pairs(&pairs)?;
     let machines = client.machines().await?.machines;

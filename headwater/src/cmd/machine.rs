@@ -16,8 +16,8 @@ use headwater_qemu::seed::MAX_USER_DATA_BYTES;
 
 use crate::caches::NewLimits;
 use crate::cli::{MachineArgs, MachineCommand, Which};
-use crate::client::Client;
-use crate::cmd::{channels, console, cp, exec, seal, trim};
+use crate::client::{Client, Owner};
+use crate::cmd::{channels, console, cp, exec, personality, seal, trim};
 use crate::failure::invalid;
 use crate::replace::replace;
 use crate::show::{self, progress::said_if_slow};
@@ -69,20 +69,12 @@ pub async fn run(client: Client, command: MachineCommand, json: bool) -> anyhow:
         MachineCommand::Cp { from, to } => cp::run(&client, &from, &to, json).await?,
         MachineCommand::Rotate { which } => rotate(&client, named(&client, which).await?, json).await?,
         MachineCommand::Trim { which } => trim::run(&client, named(&client, which).await?, json).await?,
-        MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus } => {
+        MachineCommand::Set { name, limits: NewLimits { ram, disk }, weight, memory, cpus, personality } => {
             let limits = SetMachine { ram_bytes: ram, disk_bytes: disk, weight, memory_bytes: memory, cpus };
-            let machine = said_if_slow(json, &behind(&name), client.set_machine(&name, &limits)).await?;
-            if json {
-                show::json(&machine)?;
-            } else {
-                warn(machine.warning.as_deref());
-                if limits.ram_bytes.or(limits.disk_bytes).is_some() || limits.weight.is_some() {
-                    show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
-                }
-                if limits.memory_bytes.is_some() || limits.cpus.is_some() {
-                    let (memory, cpus) = (size::format(machine.memory_bytes), machine.cpus);
-                    show::line(&format!("{name} has memory of {memory}, {cpus} processors"))?;
-                }
+            let is_all = limits == SetMachine::default();
+            personality::set(&client, Owner::Machine(&name), personality, is_all, json).await?;
+            if !is_all {
+                set(&client, &name, limits, json).await?;
             }
         }
         MachineCommand::Start { which, record, wait } => {
@@ -203,6 +195,22 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         mac: None,
         user_data: user_data(args)?,
     })
+}
+
+async fn set(client: &Client, name: &str, limits: SetMachine, json: bool) -> anyhow::Result<()> {
+    let machine = said_if_slow(json, &behind(name), client.set_machine(name, &limits)).await?;
+    if json {
+        return show::json(&machine);
+    }
+    warn(machine.warning.as_deref());
+    if limits.ram_bytes.or(limits.disk_bytes).is_some() || limits.weight.is_some() {
+        show::line(&format!("{name} has a write cache of {}", cache_text(&machine.cache)))?;
+    }
+    if limits.memory_bytes.is_some() || limits.cpus.is_some() {
+        let (memory, cpus) = (size::format(machine.memory_bytes), machine.cpus);
+        show::line(&format!("{name} has memory of {memory}, {cpus} processors"))?;
+    }
+    Ok(())
 }
 
 /// The contents of the file that `--user-data` names, unpacked.
@@ -551,6 +559,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
             ("started by", started_by(&machine)),
             ("machine-id", machine.identity.machine_id.clone()),
             ("ssh host key", machine.identity.ssh_host_key_public.clone()),
+            ("personality", personality::in_words(&machine.identity.personality)),
             ("memory", size::format(machine.memory_bytes)),
             ("processors", machine.cpus.to_string()),
             ("write cache", cache_text(&machine.cache)),

@@ -34,6 +34,7 @@ mod nbd;
 mod node;
 mod orphans;
 mod persistent;
+mod personality;
 mod publish;
 mod pull;
 mod reference;

@@ -128,7 +128,11 @@ fn machines_of_a_file_have_its_names_and_addresses() {
     };
     for (text, code, why) in [
         ("name,mac,owner\n", 2, "line 1: there is no column 'owner'"),
-        ("name,mac\npc-1,52:54:00:77:00:01\npc-2,52:54:00:77:00:01\n", 2, "line 3: '52:54:00:77:00:01' is in line 2"),
+        (
+            "name,mac\npc-1,52:54:00:77:00:01\npc-2,52:54:00:77:00:01\n",
+            2,
+            "line 3: '52:54:00:77:00:01' is in line 2",
+        ),
         ("name,mac\npc-1,\npc-2,52:54:00:77:00:aa\n", 4, "line 3: machine 'lab' has the MAC address"),
         ("name\npc-1\nlab\n", 4, "line 3: a machine 'lab' exists"),
     ] {
@@ -146,7 +150,9 @@ fn machines_of_a_file_have_its_names_and_addresses() {
     let more = file("more.csv", "mac,name\n02:00:00:00:00:03,pc-3\n");
     let said = daemon.cli(&["catalog", "scale", "class", "--machines", &more, "--start"]).ok();
     assert!(said.contains("created pc-3\nclass has 3 machines"), "{said}");
-    daemon.cli(&["catalog", "scale", "class", "--machines", &more]).fails(4, &["line 2: a machine 'pc-3' exists"]);
+    daemon
+        .cli(&["catalog", "scale", "class", "--machines", &more])
+        .fails(4, &["line 2: a machine 'pc-3' exists"]);
     daemon.wait_for("pc-3", "running");
     let qemu = format!("/proc/{}/cmdline", show("pc-3")["pid"]);
     let arguments = std::fs::read(qemu).unwrap();
@@ -321,6 +327,37 @@ fn machines_are_listed_and_changed_by_filter() {
     daemon.cli(&["machine", "start", "--catalog", "class", "--wait"]).ok();
     assert_eq!(names(&["is:on"]), ["class-07", "class-08", "class-09"]);
     daemon.cli(&["machine", "start", "--catalog", "nothing"]).fails(3, &["nothing"]);
+}
+
+#[test]
+fn guests_get_the_personality_of_their_machine_and_catalog() {
+    let daemon = Daemon::start();
+    class(&daemon, "1");
+    let said = daemon
+        .cli(&["catalog", "set", "class", "--personality", "room=7", "--personality", "school=north"])
+        .ok();
+    assert_eq!(said, "personality of class from the next boot on: room=7, school=north\n");
+    daemon.cli(&["machine", "set", "class-07", "--personality", "room=8", "--weight", "200"]).ok();
+    let seed = || {
+        String::from_utf8_lossy(&std::fs::read(daemon.path().join("run/class-07/seed.img")).unwrap())
+            .into_owned()
+    };
+    assert!(!seed().contains("room="));
+    daemon.cli(&["machine", "reset", "class-07"]).ok();
+    assert!(seed().contains("room=8\nschool=north\n") && seed().contains(r#""school":"north""#));
+    let shown = daemon.cli(&["machine", "show", "class-07"]).ok();
+    assert!(shown.contains("room=8, school=north") && shown.contains("north"), "{shown}");
+    assert_eq!(json(&daemon, &["machine", "show", "class-07"])["identity"]["personality"]["room"], "8");
+    daemon.cli(&["machine", "set", "class-07", "--no-personality", "room"]).ok();
+    assert_eq!(json(&daemon, &["machine", "show", "class-07"])["identity"]["personality"]["room"], "7");
+    daemon
+        .cli(&["machine", "set", "class-07", "--no-personality", "room"])
+        .fails(3, &["no personality string 'room'"]);
+    daemon.cli(&["machine", "set", "class-07", "--personality", "room"]).fails(2, &["NAME=VALUE"]);
+    let long = format!("room={}", "x".repeat(1001));
+    daemon.cli(&["catalog", "set", "class", "--personality", &long]).fails(2, &["at most 1000 characters"]);
+    let shown = daemon.cli(&["catalog", "show", "class"]).ok();
+    assert!(shown.contains("room=7, school=north"), "{shown}");
 }
 
 #[test]

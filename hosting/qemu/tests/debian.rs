@@ -58,6 +58,7 @@ fn identity() -> Identity {
     identity.user_data = Some(b"#!/bin/sh\necho \"it is $(hostname)\" >/root/user-data-ran\n".to_vec());
     let (private, public) = ("private\n".to_owned(), "ssh-ed25519 public\n".to_owned());
     identity.ssh_host_keys.push(SshHostKey { kind: "ed25519".into(), private, public });
+    identity.personality.insert("room".to_owned(), "7 north".to_owned());
     identity
 }
 
@@ -119,6 +120,8 @@ async fn a_debian_guest_has_its_identity_runs_commands_and_stops() {
     let waited = "for i in $(seq 600); do test -e /root/user-data-ran && break; sleep 1; done; cat /root/user-data-ran";
     assert_eq!(sh(&guest, waited).await, "it is lab-1");
     assert_eq!(sh(&guest, "cat /sys/class/net/en*/address").await, "52:54:00:00:00:07");
+    let personality = "mount -o ro LABEL=CIDATA /mnt && cat /mnt/personality && umount /mnt";
+    assert_eq!(sh(&guest, personality).await, "room=7 north");
     // The guest can give disk space back (discard).
     assert_ne!(sh(&guest, "cat /sys/block/vda/queue/discard_max_bytes").await, "0");
 

@@ -184,6 +184,21 @@ CREATE TABLE user_data (
     text    BYTEA NOT NULL
 );
 
+-- Personality strings: names and values that guests read.
+CREATE TABLE machine_personality (
+    machine TEXT COLLATE "C" NOT NULL REFERENCES machines (uuid) ON DELETE CASCADE,
+    name    TEXT COLLATE "C" NOT NULL,
+    value   TEXT    NOT NULL,
+    PRIMARY KEY (machine, name)
+);
+
+CREATE TABLE catalog_personality (
+    catalog TEXT COLLATE "C" NOT NULL REFERENCES catalogs (name) ON DELETE CASCADE,
+    name    TEXT COLLATE "C" NOT NULL,
+    value   TEXT    NOT NULL,
+    PRIMARY KEY (catalog, name)
+);
+
 -- Catalogs whose machines get another SSH host key at a boot if their key is older than this.
 CREATE TABLE key_rotations (
     catalog TEXT COLLATE "C" NOT NULL PRIMARY KEY REFERENCES catalogs (name) ON DELETE CASCADE,

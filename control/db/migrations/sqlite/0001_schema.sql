@@ -183,6 +183,21 @@ CREATE TABLE user_data (
     text    BLOB NOT NULL
 ) STRICT;
 
+-- Personality strings: names and values that guests read.
+CREATE TABLE machine_personality (
+    machine TEXT NOT NULL REFERENCES machines (uuid) ON DELETE CASCADE,
+    name    TEXT NOT NULL,
+    value   TEXT NOT NULL,
+    PRIMARY KEY (machine, name)
+) STRICT;
+
+CREATE TABLE catalog_personality (
+    catalog TEXT NOT NULL REFERENCES catalogs (name) ON DELETE CASCADE,
+    name    TEXT NOT NULL,
+    value   TEXT NOT NULL,
+    PRIMARY KEY (catalog, name)
+) STRICT;
+
 -- Catalogs whose machines get another SSH host key at a boot if their key is older than this.
 CREATE TABLE key_rotations (
     catalog TEXT    NOT NULL PRIMARY KEY REFERENCES catalogs (name) ON DELETE CASCADE,

@@ -78,6 +78,7 @@ fn record(
             machine_id: row.get("machine_id")?,
             ssh_host_key_public: row.get("ssh_host_key_public")?,
             user_data,
+            personality: std::collections::BTreeMap::new(),
         },
         ssh_host_key_private,
         wanted: row.read("wanted", Wanted::parse)?,

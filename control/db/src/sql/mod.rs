@@ -13,6 +13,7 @@ mod hosts;
 mod keys;
 mod machines;
 mod persistent_disks;
+mod personality;
 mod runs;
 mod secrets;
 mod sessions;
@@ -29,8 +30,8 @@ use crate::error::DbError;
 use crate::postgres::PostgresUnit;
 use crate::repository::{
     CatalogRepository, ClaimRepository, CloudRepository, EventRepository, HostRepository, KeyRepository,
-    MachineRepository, PersistentDiskRepository, Repository, RunRepository, SessionRepository,
-    TaskRepository, TokenRepository,
+    MachineRepository, PersistentDiskRepository, PersonalityRepository, Repository, RunRepository,
+    SessionRepository, TaskRepository, TokenRepository,
 };
 use crate::secrets::KeySlot;
 use crate::sql::statement::Insert;
@@ -139,6 +140,10 @@ impl Repository for Unit {
 
     fn keys(&mut self) -> Box<dyn KeyRepository + '_> {
         Box::new(keys::Keys(self))
+    }
+
+    fn personality(&mut self) -> Box<dyn PersonalityRepository + '_> {
+        Box::new(personality::Personalities(self))
     }
 
     fn claims(&mut self) -> Box<dyn ClaimRepository + '_> {

@@ -2,6 +2,7 @@
 
 mod clouds;
 mod hosts;
+mod personality;
 mod postgres;
 mod schemes;
 mod sqlite;
@@ -63,6 +64,7 @@ suite!(
     a_join_token_is_forgotten_after_its_end,
     what_a_machine_boots_is_replaced,
     keys_have_an_age,
+    personality_strings_are_replaced,
     connections_are_stored_whole,
     published_versions_are_kept_until_removed,
     cloud_operations_are_kept_until_they_end,

@@ -25,6 +25,7 @@ pub use crate::hosts::{
     a_join_token_is_forgotten_after_its_end, hosts_have_names_and_certificates_of_their_own,
     there_is_one_authority_of_nodes,
 };
+pub use crate::personality::personality_strings_are_replaced;
 pub use crate::schemes::schemes_have_versions;
 
 /// The key of the secrets in the databases of these tests.
@@ -64,6 +65,7 @@ pub fn machine(name: &str) -> MachineRecord {
             machine_id: "00112233445566778899aabbccddeeff".to_owned(),
             ssh_host_key_public: "ssh-ed25519 AAAA".to_owned(),
             user_data: Some("#cloud-config\n".to_owned()),
+            personality: std::collections::BTreeMap::new(),
         },
         ssh_host_key_private: Secret::new("private".to_owned()),
         wanted: Wanted::Stopped,

@@ -169,7 +169,8 @@ impl Service {
     /// Sends the node one machine. The caller holds the machine's lock.
     pub(crate) async fn assign(&self, link: &Link, record: &MachineRecord) -> Result<(), Problem> {
         // Including its user data, which lists do not contain.
-        let whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
+        let mut whole = self.record_of(record.uuid, &record.name).await.map_err(|e| problem(&e))?;
+        whole.identity.personality = self.personality_of_guest(&whole).await.map_err(|e| problem(&e))?;
         if whole.host != link.host {
             let message = format!("machine '{}' was moved from host '{}'", whole.name, link.name);
             return Err(Problem::new(ProblemKind::Conflict, message));

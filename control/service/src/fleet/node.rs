@@ -249,10 +249,11 @@ async fn check(
 }
 
 /// What of a machine its controller keeps: that is changed there.
-const MANAGED: [(&str, &Method); 12] = [
+const MANAGED: [(&str, &Method); 13] = [
     ("/api/v1/machines", &Method::POST),
     ("/api/v1/machines/{machine}", &Method::PATCH),
     ("/api/v1/machines/{machine}", &Method::DELETE),
+    ("/api/v1/machines/{machine}/personality", &Method::PATCH),
     ("/api/v1/machines/{machine}/pin", &Method::PUT),
     ("/api/v1/machines/{machine}/pin", &Method::DELETE),
     ("/api/v1/catalogs", &Method::POST),

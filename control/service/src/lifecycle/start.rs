@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use headwater_api::{BootFrom, MachineState, Wanted};
+use headwater_api::{BootFrom, Identity, MachineState, Wanted};
 use headwater_db::{DbError, MachineRecord, PersistentDisk};
 use uuid::Uuid;
 
@@ -322,6 +322,7 @@ impl Service {
         boot: &Boot,
         disk: &dyn Disk,
     ) -> Result<Arc<dyn Vm>, LifecycleError> {
+        let personality = self.personality_of_guest(record).await?;
         let request = VmRequest {
             name: record.name.clone(),
             uuid: record.uuid,
@@ -335,7 +336,7 @@ impl Service {
             disk_socket: disk.socket().to_owned(),
             sector_bytes: disk.sector_bytes(),
             transport: record.transport,
-            identity: record.identity.clone(),
+            identity: Identity { personality, ..record.identity.clone() },
             ssh_host_key_private: record.ssh_host_key_private.clone(),
         };
         self.hypervisor().start(request).await.map_err(LifecycleError::backend("start", &record.name))

@@ -15,6 +15,7 @@ mod maintenance;
 mod nodes;
 mod notes;
 mod one_image;
+mod personality;
 mod promotions;
 mod pulls;
 mod removals;
@@ -24,7 +25,7 @@ mod seals;
 mod slow_store;
 mod targets;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -202,6 +203,8 @@ struct Host {
     exec_inputs: Mutex<Vec<String>>,
     exec_code: AtomicI32,
     addresses: Mutex<Vec<std::net::IpAddr>>,
+    /// The personality strings with which machines were started.
+    personalities: Mutex<Vec<BTreeMap<String, String>>>,
     /// How many users are logged in to a machine.
     users: Mutex<HashMap<String, usize>>,
     /// A start waits while this is set.
@@ -531,6 +534,7 @@ impl Hypervisor for FakeHypervisor {
             self.0.start_waits.notify_one();
             self.0.go_on.notified().await;
         }
+        self.0.personalities.lock().unwrap().push(request.identity.personality);
         let vm = Arc::new(FakeVm(watch::Sender::new(None), self.0.clone(), request.name));
         self.0.vms.lock().unwrap().push(vm.clone());
         Ok(vm)

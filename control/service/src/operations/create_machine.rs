@@ -244,6 +244,10 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
                 MachineRecord { identity: machine.identity.clone(), ssh_host_key_private: secret, ..known };
             repo.machines().set_host_key(&now).await?;
         }
+        let personality = &machine.identity.personality;
+        if repo.personality().of_machine(machine.uuid).await? != *personality {
+            repo.personality().set_of_machine(machine.uuid, personality).await?;
+        }
         repo.hosts().set_boot(machine.uuid, &machine.image, machine.pin.as_deref()).await?;
         repo.machines().set_fenced(machine.uuid, machine.fenced).await?;
         repo.save().await?;
@@ -273,6 +277,7 @@ pub(crate) async fn assign(service: &Service, machine: AssignedMachine) -> Resul
         return Ok(());
     }
     repo.machines().add(&record).await?;
+    repo.personality().set_of_machine(record.uuid, &record.identity.personality).await?;
     let subject = format!("machine {}", record.name);
     repo.events().append(service.event(&caller, subject, "assigned", record.uuid.to_string())).await?;
     repo.save().await?;
@@ -590,7 +595,9 @@ fn identity(
 ) -> Result<NewIdentity, Error> {
     let made = identity::make(service.random(), host_name, None);
     let mut new = made.map_err(|source| Error::Identity { machine: machine.to_owned(), source })?;
-    new.mac = mac.map(str::to_owned).unwrap_or(new.mac);
+    if let Some(mac) = mac {
+        mac.clone_into(&mut new.mac);
+    }
     let uuid = new.uuid.to_string();
     let catalog = catalog.unwrap_or_default();
     let values = template::Values { name: machine, host_name, catalog, mac: &new.mac, uuid: &uuid };

@@ -37,6 +37,7 @@ mod list_tokens;
 mod merge_trace;
 mod note_image;
 mod page;
+mod personality;
 mod pin_catalog;
 mod pin_machine;
 mod promote_image;
@@ -184,6 +185,8 @@ fn routes() -> OpenApiRouter<Service> {
         .routes(routes!(seal_machine::seal_machine))
         .routes(routes!(exec_machine::exec_machine))
         .routes(routes!(count_users::count_users))
+        .routes(routes!(personality::machine_personality, personality::set_machine_personality))
+        .routes(routes!(personality::catalog_personality, personality::set_catalog_personality))
         .routes(routes!(read_console::read_console))
         .routes(routes!(attach_console::attach_console))
         .routes(routes!(create_terminal_ticket::create_terminal_ticket))

@@ -24,7 +24,9 @@ pub(super) async fn show_machine(
     Name(name): Name,
 ) -> Result<Json<Machine>, Failure> {
     let record = service.record(&name).await?;
+    let personality = service.personality_of_guest(&record).await?;
     let mut machine = service.full_view(record).await?;
+    machine.identity.personality = personality;
     if !caller.sees_user_data() {
         machine.identity.user_data = None;
     }

@@ -1,5 +1,7 @@
 //! The identity of a machine, as its guest sees it.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -59,6 +61,8 @@ pub struct Identity {
     pub ssh_host_keys: Vec<SshHostKey>,
     /// The user data: a script (`#!`) or any other format that cloud-init accepts.
     pub user_data: Option<Vec<u8>>,
+    /// Strings for programs in the guest, by name. No name has `=`, and none has a line break.
+    pub personality: BTreeMap<String, String>,
 }
 
 /// Whether a text is a part of a host name.
@@ -86,6 +90,7 @@ impl Identity {
             machine_id: uuid.simple().to_string(),
             ssh_host_keys: Vec::new(),
             user_data: None,
+            personality: BTreeMap::new(),
         }
     }
 

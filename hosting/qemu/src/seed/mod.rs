@@ -5,11 +5,12 @@
 //!
 //! | file | read by | contents |
 //! |---|---|---|
-//! | `meta-data` | cloud-init | instance id, host name |
+//! | `meta-data` | cloud-init | instance id, host name, personality strings |
 //! | `vendor-data` | cloud-init | `#cloud-config` with the machine-id and the SSH host keys |
 //! | `user-data` | cloud-init and others | the user's data, byte for byte; else an empty `#cloud-config` |
 //! | `network-config` | cloud-init | DHCP on the card with the machine's address, if it has one |
 //! | `hostname`, `machine-id` | others | one line each |
+//! | `personality` | others | the personality strings, if there are any: a line `NAME=VALUE` for each |
 //! | `ssh_host_TYPE_key`, `.pub` | others | the SSH host keys |
 //!
 //! The identity is in vendor-data so that user data needs no merging and can be any kind that cloud-init
@@ -59,7 +60,10 @@ pub fn write(path: &Path, identity: &Identity, network: &Network, mac: MacAddres
 fn files(identity: &Identity, network: &Network, mac: MacAddress) -> Vec<(String, Vec<u8>)> {
     let text = |name: &str, content: String| (name.to_owned(), content.into_bytes());
     // YAML contains JSON, so there is nothing to quote by hand.
-    let meta = json!({ "instance-id": identity.instance_id, "local-hostname": identity.hostname });
+    let mut meta = json!({ "instance-id": identity.instance_id, "local-hostname": identity.hostname });
+    if !identity.personality.is_empty() {
+        meta["personality"] = json!(identity.personality);
+    }
     let vendor = vendor_data(identity);
     let empty_user_data = b"#cloud-config\n{}\n";
     let mut files = vec![
@@ -69,6 +73,10 @@ fn files(identity: &Identity, network: &Network, mac: MacAddress) -> Vec<(String
         text("hostname", format!("{}\n", identity.kernel_name())),
         text("machine-id", format!("{}\n", identity.machine_id)),
     ];
+    if !identity.personality.is_empty() {
+        let lines = identity.personality.iter().map(|(name, value)| format!("{name}={value}\n"));
+        files.push(text("personality", lines.collect()));
+    }
     if *network != Network::None {
         let card = json!({ "match": { "macaddress": mac.to_string() }, "dhcp4": true });
         let config = json!({ "version": 2, "ethernets": { "net0": card } });

@@ -21,6 +21,9 @@ fn the_disk_is_sound_and_holds_the_identity() {
     identity.user_data = Some(b"#!/bin/sh\necho \"done\" >/tmp/it\n".to_vec());
     let (private, public) = ("-----BEGIN x\nfoo\n-----END x\n".to_owned(), "ssh-ed25519 bar\n".to_owned());
     identity.ssh_host_keys.push(SshHostKey { kind: "ed25519".into(), private, public });
+    for (name, value) in [("room", "7"), ("url", "https://example.com/?a=\"b\"")] {
+        identity.personality.insert(name.to_owned(), value.to_owned());
+    }
     seed::write(&disk, &identity, &Network::User, MAC).unwrap();
 
     let path = disk.to_str().unwrap();
@@ -34,6 +37,8 @@ fn the_disk_is_sound_and_holds_the_identity() {
     let meta: serde_json::Value = serde_json::from_str(&file(&disk, "meta-data")).unwrap();
     assert_eq!(meta["local-hostname"], "lab-1");
     assert_eq!(meta["instance-id"], UUID.to_string());
+    assert_eq!(meta["personality"]["url"], "https://example.com/?a=\"b\"");
+    assert_eq!(file(&disk, "personality"), "room=7\nurl=https://example.com/?a=\"b\"\n");
     let network: serde_json::Value = serde_json::from_str(&file(&disk, "network-config")).unwrap();
     assert_eq!(network["ethernets"]["net0"]["match"]["macaddress"], "52:54:00:01:02:03");
     let vendor = file(&disk, "vendor-data");

@@ -3,6 +3,7 @@
 mod figures;
 mod many;
 mod moves;
+mod personality;
 mod rolls;
 mod schemes;
 
