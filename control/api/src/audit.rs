@@ -138,7 +138,7 @@ mod tests {
             id,
             at_ms: 1_000,
             caller: "uid 0 (root)".into(),
-            subject: "image \"größe\"".into(),
+            subject: "image \"gr\u{f6}\u{df}e\"".into(),
             action: "promoted".into(),
             detail: String::new(),
             change: crate::Change::of("version", 1, 2),
@@ -163,7 +163,8 @@ mod tests {
 
     #[test]
     fn a_line_is_as_it_is_documented() {
-        let event = r#"{"id":1,"at_ms":1000,"caller":"uid 0 (root)","subject":"image \"größe\"","action":"promoted","detail":"","change":{"before":{"version":1},"after":{"version":2}}}"#;
+        let event = r#"{"id":1,"at_ms":1000,"caller":"uid 0 (root)","subject":"image \"GROESSE\"","action":"promoted","detail":"","change":{"before":{"version":1},"after":{"version":2}}}"#
+            .replace("GROESSE", "gr\u{f6}\u{df}e");
         // By sha256sum.
         let hash = "6dcd751928976c1cb58d35f2442e7218606969c68eac8c7d61546a083852c930";
         assert_eq!(chain(1), [format!(r#"{{"chain":"{hash}","event":{event}}}"#)]);

@@ -1,5 +1,6 @@
 //! One suite, on both databases, and what is particular to each.
 
+mod audit;
 mod clouds;
 mod hosts;
 mod personality;
