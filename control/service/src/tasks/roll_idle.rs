@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_answers_late_has_message_and_waits_from_then_on() {
+    fn a_guest_that_answers_late_has_its_whole_time_from_then_on() {
         let script = play(plan(1, "1", None), |_, minute| (minute >= 20).then_some(1));
         assert_eq!(script, ["20: tell pc-1", "50: move pc-1", "50: Finish"]);
         // A guest without an agent waits for the whole time.
