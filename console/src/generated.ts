@@ -502,7 +502,7 @@ export interface CreateMachine {
   host_name?: string;
   /** `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`; absent for a machine of a catalog. */
   image?: string;
-  /** The MAC address of its network card. Required for a machine that boots from the network, and not permitted otherwise. */
+  /** The MAC address of its network card. Required for a machine that boots from the network. Default of others: it is generated. */
   mac?: string;
   /** The guest's memory. Default: 512 MiB. */
   memory_bytes?: number;
@@ -670,6 +670,12 @@ export interface FileId {
 /** The firmware of a virtual machine. */
 export type Firmware = "bios" | "uefi";
 
+/** The users of a guest. */
+export interface GuestUsers {
+  /** How many are logged in. A user with several sessions counts several times. */
+  users: number;
+}
+
 /** Bytes of a disk whose newest contents are in its write cache. Packed (compressed) blocks count with their uncompressed size. */
 export interface HeldBytes {
   /** On the overflow disk. */
@@ -765,6 +771,8 @@ export interface Identity {
   host_name: string;
   /** Its machine-id: 32 hexadecimal digits. */
   machine_id: string;
+  /** The personality strings that the guest reads from its next boot on: those of its catalog, and its own. Not in lists of machines. */
+  personality?: Record<string, string>;
   /** The public half of its SSH host key, as in `known_hosts`. */
   ssh_host_key_public: string;
   /** Cloud-init user data (`#cloud-config ...`) from the machine's creation. Not in lists of machines. */
@@ -862,6 +870,16 @@ export interface LeftMachine {
   machine: string;
   /** Why. */
   why: string;
+}
+
+/** A machine of a list. */
+export interface ListedMachine {
+  /** The number of its line in a file, or of its place in the list: errors name it. */
+  line: number;
+  /** The MAC address of its network card. Absent: it is generated. */
+  mac?: string;
+  /** Its name: 1 to 63 of a-z, 0-9 and '-'. */
+  name: string;
 }
 
 /** A machine, its settings and its present state. */
@@ -1082,6 +1100,14 @@ export interface Pause {
   guest_ms?: number;
   /** Why the guest's file systems were not frozen. */
   remark?: string;
+}
+
+/** The personality strings of a machine or a catalog. */
+export interface Personality {
+  /** Those of the machine's catalog. Strings of the machine with the same names replace them. */
+  of_catalog?: Record<string, string>;
+  /** Its own, by name. */
+  strings: Record<string, string>;
 }
 
 /** The version to pin a machine to. */
@@ -1331,16 +1357,22 @@ export interface RollRequest {
   boot_s?: number;
   /** The number of machines that are moved first. The roll continues only if they are healthy. 0: none. */
   canary?: number;
+  /** The time after which no machine waits any more, in seconds: machines that are in use then are not restarted. It begins when the roll asks the first machine, and again in each window. */
+  deadline_s?: number;
   /** A shell command in the guest that exits with 0 if the machine is healthy. Absent: a machine that has booted is healthy. */
   health?: string;
   /** The timeout of the health command, in seconds. */
   health_s?: number;
   /** How many machines besides the canaries may fail before all machines are moved back. */
   max_failures?: number;
+  /** The message that users of such a machine see once, when the machine begins to wait: 1 to 1000 characters. */
+  message?: string;
   /** How long to wait after a batch, in seconds. */
   pause_s?: number;
   /** `IMAGE@NUMBER`, or a channel, which is resolved once, now. */
   to: string;
+  /** If somebody is logged in to a machine, it is restarted when nobody is, or after this time, in seconds. Absent: machines are restarted at once. */
+  wait_idle_s?: number;
   window?: Hours;
 }
 
@@ -1372,12 +1404,14 @@ export interface ScaleReport {
   removed: string[];
 }
 
-/** The request to change the number of machines of a catalog. */
+/** The request to change the number of machines of a catalog: either `count` or `machines` is given. */
 export interface ScaleRequest {
   /** The number of machines that the catalog is to have. */
-  count: number;
+  count?: number;
   /** If there are not enough other machines, also remove claimed and pinned machines, and machines with a persistent disk. Machines with a maintenance session always stay. */
   force?: boolean;
+  /** Machines that the catalog is to have in addition: at most 10,000. */
+  machines?: ListedMachine[];
   /** Start the machines that are created. */
   start?: boolean;
 }
@@ -1510,6 +1544,14 @@ export interface SetMachine {
   ram_bytes?: number;
   /** Its weight among the write caches of the host. */
   weight?: number;
+}
+
+/** A change of personality strings. Guests read it from their next boot on. */
+export interface SetPersonality {
+  /** Names of strings to remove. */
+  remove?: string[];
+  /** Strings to add or replace. A name has 1 to 250 characters and no `=`, a value at most 1000; neither has control characters. */
+  set?: Record<string, string>;
 }
 
 /** New settings for the machines of a catalog; what is absent stays. */
