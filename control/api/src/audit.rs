@@ -80,6 +80,7 @@ pub struct AuditCheck {
     /// How many lines were checked.
     pub lines: u64,
     hash: String,
+    first_line: String,
 }
 
 /// An event that was checked.
@@ -104,7 +105,10 @@ impl AuditCheck {
             }
             Some(_) => {}
         }
-        self.first = self.first.or(Some(seen));
+        if self.first.is_none() {
+            self.first = Some(seen);
+            line.clone_into(&mut self.first_line);
+        }
         self.last = Some(seen);
         found.clone_into(&mut self.hash);
         self.lines = self.lines.saturating_add(1);
@@ -114,6 +118,15 @@ impl AuditCheck {
     /// Whether a line is the last one that was checked.
     pub fn ends_with(&self, line: &str) -> bool {
         parts(line).is_some_and(|(hash, _)| hash == self.hash)
+    }
+
+    /// Whether a line of the daemon agrees with the first line that was checked. If the daemon has removed that event, there is nothing to
+    /// compare.
+    pub fn begins_like(&self, line: &str) -> bool {
+        let mut of_daemon = Self::default();
+        of_daemon.add(line).is_ok()
+            && (of_daemon.first.map(|first| first.id) != self.first.map(|first| first.id)
+                || of_daemon.first_line == self.first_line)
     }
 
     /// The hash of the last line. It is different if any line before it is.

@@ -286,6 +286,9 @@ pub enum AuditCommand {
         /// The file; created if it does not exist
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
+        /// Begin a new file with the events after this one, if an earlier event does not fit to the chain
+        #[arg(long, value_name = "ID")]
+        after: Option<i64>,
     },
     /// Check that a file of 'audit export' was not changed, without a daemon
     Check {

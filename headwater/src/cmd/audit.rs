@@ -35,7 +35,7 @@ pub async fn run(
     json: bool,
 ) -> anyhow::Result<u8> {
     match command {
-        AuditCommand::Export { file } => export(client()?, &file, json).await?,
+        AuditCommand::Export { file, after } => export(client()?, &file, after, json).await?,
         AuditCommand::Check { file } => {
             let opened = File::open(&file).with_context(|| format!("cannot read {}", file.display()))?;
             let (check, rest) = read(&opened, &file)?;
@@ -49,8 +49,8 @@ pub async fn run(
     Ok(0)
 }
 
-/// Adds the newer events of the daemon to a file.
-async fn export(client: Client, path: &Path, json: bool) -> anyhow::Result<()> {
+/// Adds the newer events of the daemon to a file; those after the event `after` to a new file.
+async fn export(client: Client, path: &Path, after: Option<i64>, json: bool) -> anyhow::Result<()> {
     let cannot = || format!("cannot write {}", path.display());
     let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
     let mut file = opened.with_context(cannot)?;
@@ -70,6 +70,20 @@ async fn export(client: Client, path: &Path, json: bool) -> anyhow::Result<()> {
         file.set_len(len.saturating_sub(rest)).with_context(cannot)?;
     }
     let before = check.lines;
+    if after.is_some() && before > 0 {
+        let message = format!("cannot begin {} after an event: it has events", path.display());
+        return Err(Problem::new(ProblemKind::Invalid, message)
+            .advise("leave out --after, or name a new file")
+            .into());
+    }
+    if let Some(first) = check.first {
+        // The line before it would show a change of its text, and is not in the file.
+        let lines = client.audit_after(first.id.saturating_sub(1)).await?;
+        if lines.lines().next().is_some_and(|line| !check.begins_like(line)) {
+            let why = format!("the first line of the file is not that of event {} in the history", first.id);
+            return Err(discontinued(path, before, why).into());
+        }
+    }
     if let Some(last) = check.last {
         // A history that has no newer events could also be an older one, of a backup.
         let lines = client.audit_after(last.id.saturating_sub(1)).await?;
@@ -79,7 +93,7 @@ async fn export(client: Client, path: &Path, json: bool) -> anyhow::Result<()> {
         }
     }
     loop {
-        let after = check.last.map_or(0, |last| last.id);
+        let after = check.last.map_or(after.unwrap_or(0), |last| last.id);
         let lines = client.audit_after(after).await?;
         if lines.is_empty() {
             break;
@@ -104,7 +118,8 @@ fn discontinued(path: &Path, lines_before: u64, why: impl std::fmt::Display) -> 
     let message = format!("cannot add the newer events to {}: {why}", path.display());
     let problem = Problem::new(ProblemKind::Damaged, message);
     problem.advise(if lines_before == 0 {
-        "look for the change in earlier exports and backups; the file has the events before it"
+        "look for the change in earlier exports and backups; the file has the events before it; export the later ones to a new file, with \
+         --after and the number of that event"
     } else {
         "the history is another one, was changed, or has lost events after the last export (it keeps at least the newest 20,000, and a \
          restored backup has only older ones); keep this file as evidence, and export to a new one"
@@ -148,13 +163,14 @@ fn show_report(path: &Path, check: &AuditCheck, added: Option<u64>, json: bool) 
     let (Some(first), Some(last)) = (check.first, check.last) else {
         return show::line(&format!("{}: {added}no events", report.file));
     };
+    let unchanged = if check.is_whole { "unchanged" } else { "unchanged from the second one on" };
     let before = if check.is_whole {
         "nothing is missing before it"
     } else {
         "the events before it are not in the file"
     };
     show::line(&format!(
-        "{}: {added}{} events, unchanged\nfirst  {}  event {} ({before})\nlast   {}  event {}\nhash   {}",
+        "{}: {added}{} events, {unchanged}\nfirst  {}  event {} ({before})\nlast   {}  event {}\nhash   {}",
         report.file,
         check.lines,
         show::time(first.at_ms),

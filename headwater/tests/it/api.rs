@@ -342,6 +342,21 @@ fn the_history_is_exported_as_a_chain() {
     let python = |file: &str| run(std::process::Command::new("python3").args(["-c", script, file]));
     python(path).ok();
 
+    // A later part, whose first line the daemon knows.
+    let part = dir.path().join("part.jsonl");
+    let part_path = part.to_str().unwrap();
+    let after = second["first_id"].as_i64().unwrap().to_string();
+    let later: Value = parse(&one.cli(&["audit", "export", part_path, "--after", &after, "--json"]).ok());
+    assert_eq!((&later["is_whole"], &later["hash"]), (&false.into(), &second["hash"]), "{later}");
+    one.cli(&["audit", "export", path, "--after", &after]).fails(2, &["it has events"]);
+    one.cli(&["audit", "export", part_path]).ok();
+    let text = std::fs::read_to_string(&part).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    std::fs::write(&part, format!("{}\n{rest}", first.replace("uid 0", "uid 9"))).unwrap();
+    let found = one.cli(&["audit", "check", part_path]).ok();
+    assert!(found.contains("unchanged from the second one on"), "{found}");
+    one.cli(&["audit", "export", part_path]).fails(6, &["the first line of the file is not that of event"]);
+
     // Another history does not continue this one. The file stays as it was.
     let good = std::fs::read_to_string(&file).unwrap();
     other.with_tiny_machine("lab");

@@ -75,16 +75,18 @@ impl EventRepository for Events<'_> {
         let NewEvent { at_ms, caller, subject, action, detail, change } = event;
         let insert = Insert::into("events")
             .set("at_ms", at_ms)
-            .set("caller", &caller)
-            .set("subject", &subject)
+            .set("caller", caller)
+            .set("subject", subject)
             .set("action", &*action)
-            .set("detail", &detail)
+            .set("detail", detail)
             .set("change", &change.as_ref().map(Change::to_text));
-        // Numbers ascend and are never reused.
-        let id = self.0.number(insert.statement("RETURNING id"), "id").await?;
-        if audit::has(&caller, &subject) {
-            let action = action.into_owned();
-            self.chain(&Event { id, at_ms, caller, subject, action, detail, change }).await?;
+        // Numbers ascend and are never reused. The hash is of the row as it was stored, which may differ from the event: a
+        // database has a largest number, and may replace characters.
+        let stored = self.0.row(insert.statement(&format!("RETURNING {COLUMNS}"))).await?;
+        let stored = self::event(&stored.ok_or(DbError::Failed(sqlx::Error::RowNotFound))?)?;
+        let id = stored.id;
+        if audit::has(&stored.caller, &stored.subject) {
+            self.chain(&stored).await?;
         }
         if id % PRUNE_INTERVAL == 0 {
             let prune = Statement::new(PRUNE).bind(id.saturating_sub(KEPT_EVENTS)).bind(KEPT_ACTIONS);
