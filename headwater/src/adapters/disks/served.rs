@@ -200,7 +200,10 @@ impl ServedVolume {
         }
         drop(recording);
         if let Some(kept) = self.kept {
-            kept.end(&self.files, self.volume.try_close(), is_used(&self.volume))?;
+            let closed = self.volume.try_close();
+            if closed.is_err() {
+                return kept.end(&self.files, closed, is_used(&self.volume));
+            }
             let caches = super::in_keeper::caches(&self.volume, scratch.as_ref());
             let caches = caches.map_err(|e| BackendError::from_io("cannot hand over its scratch disk", e))?;
             self.in_keeper.hand_over(&caches).map_err(|e| {
@@ -209,6 +212,8 @@ impl ServedVolume {
                     format!("the keeper of disks does not take the disk: {e:#}"),
                 )
             })?;
+            // Last: without the mark of an open disk, a process that takes too long is killed.
+            kept.end(&self.files, closed, is_used(&self.volume))?;
         }
         release((pin, version));
         Ok(())
