@@ -62,6 +62,13 @@ pub async fn login(args: LoginArgs, json: bool) -> anyhow::Result<u8> {
     let client = Client::remote(&context)?;
     let caller = client.caller().await?;
     let mut contexts = Contexts::load()?;
+    if let Some(earlier) = contexts.contexts.get(&name).filter(|earlier| earlier.url == context.url)
+        && earlier.token != context.token
+        && let Ok(client) = Client::remote(earlier)
+        && let Err(error) = client.end_login().await
+    {
+        show::aside(&format!("cannot end the earlier login to {name}, which ends by itself: {error:#}\n"));
+    }
     contexts.contexts.insert(name.clone(), context);
     contexts.current = Some(name.clone());
     contexts.save()?;

@@ -190,7 +190,9 @@ impl Provider {
         }
         let keys = self.metadata(|metadata| find(&metadata.keys, &header).is_some()).await?.keys;
         let mut claims = self.claims_of(id_token, &header, &keys)?;
-        if claims.as_ref().is_err_and(|error| matches!(error.kind(), ErrorKind::InvalidSignature)) {
+        if claims.as_ref().is_err_and(|error| {
+            matches!(error.kind(), ErrorKind::InvalidSignature | ErrorKind::InvalidAlgorithm)
+        }) {
             // The identity provider may have replaced the key by another one of the same name.
             let newer = self.metadata(|metadata| metadata.keys != keys).await?.keys;
             if newer != keys {
