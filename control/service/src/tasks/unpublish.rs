@@ -9,7 +9,7 @@ use headwater_api::{Problem, ProblemKind, PublishState, PublishedImage, TaskResu
 use headwater_db::{DbError, MachineRecord};
 use serde::{Deserialize, Serialize};
 
-use super::publish::{busy, forget, store, unpublish_order, until_cancelled};
+use super::publish::{busy, forget, unpublish_order, until_cancelled};
 use super::{Outcome, Work, answer};
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
@@ -129,9 +129,12 @@ async fn add(
     let all = repo.clouds().published().await?;
     let is_it =
         |row: &PublishedImage| row.connection == connection && row.image == image && row.version == number;
-    let Some(published) = all.into_iter().find(is_it) else {
+    let Some(mut published) = all.into_iter().find(is_it) else {
         return Err(Error::NotPublished { version, connection });
     };
+    // From now on no machine is started with it.
+    published.state = PublishState::Removing;
+    repo.clouds().set_published(&published).await?;
     let plan = Plan { published };
     let what = Work { kind: KIND, subject: format!("image {version}"), caller: caller.clone() };
     let id = repo.tasks().add(&service.new_task(&what, super::text_of(&plan))).await?;
@@ -157,13 +160,11 @@ pub(super) async fn go_on(
 async fn run(
     service: &Service,
     caller: &Caller,
-    mut published: PublishedImage,
+    published: PublishedImage,
     control: &Arc<TaskControl>,
 ) -> Outcome {
     let cloud = service.cloud()?;
     let connection = service.connection(&published.connection).await.map_err(|e| problem(&e))?;
-    published.state = PublishState::Removing;
-    store(service, published.clone()).await?;
     let order = unpublish_order(service, connection, published.clone()).await.map_err(|e| problem(&e))?;
     let removing = cloud.unpublish(&order, Arc::clone(control));
     let Some(removed) = until_cancelled(control, removing).await else {
