@@ -78,7 +78,8 @@ fn step(before: Option<InUse>, users: Option<usize>, times: Times) -> Step {
         wait.until_ms = until_ms;
         wait.has_message = true;
     }
-    match deadline_ms.filter(|end_ms| *end_ms <= wait.until_ms) {
+    // A machine whose wait was over before the deadline may still wait for its batch.
+    match deadline_ms.filter(|end_ms| *end_ms <= wait.until_ms.max(now_ms)) {
         Some(end_ms) if end_ms <= now_ms && users.is_none() => Step::Leave(SAYS_NOTHING),
         Some(end_ms) if end_ms <= now_ms && !is_idle => Step::Leave(IN_USE),
         None if wait.until_ms <= now_ms => Step::Move,
@@ -227,6 +228,7 @@ mod tests {
                         let names: Vec<_> = members.iter().map(|member| member.machine.clone()).collect();
                         script.push(format!("{minute}: move {}", names.join(" ")));
                         names.iter().for_each(|name| plan.set(name, Stage::Healthy));
+                        plan.pause_until_ms = now_ms + plan.request.pause_s * 1000;
                     }
                     Next::Wait(_) => break,
                     end => {
@@ -286,6 +288,17 @@ mod tests {
         // A machine that is looked at after the deadline does not wait at all.
         let script = play(plan(1, "1", Some(0)), |_, _| Some(1));
         assert_eq!(script, [format!("left pc-1: {IN_USE}"), "0: Finish".to_owned()]);
+    }
+
+    #[test]
+    fn a_machine_whose_turn_has_not_come_at_the_deadline_is_left_to_its_users() {
+        let mut roll = plan(5, "1", Some(60 * MINUTE_MS));
+        roll.request.pause_s = 600;
+        let script = play(roll, |_, _| Some(1));
+        let moves: Vec<_> = script.iter().filter(|line| line.contains("move")).collect();
+        assert_eq!(moves, ["30: move pc-1", "40: move pc-2", "50: move pc-3"]);
+        let ends = [format!("left pc-4: {IN_USE}"), format!("left pc-5: {IN_USE}"), "60: Finish".to_owned()];
+        assert_eq!(script[script.len() - 3..], ends);
     }
 
     #[test]

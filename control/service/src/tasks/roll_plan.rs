@@ -437,6 +437,16 @@ mod tests {
         assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::TakeBack(CANCELLED.to_owned()));
     }
 
+    /// Applies answers: after the deadline, nobody who is logged in is sent away.
+    fn hear(roll: &mut Plan, answers: &[(Member, Option<usize>)], now_ms: u64) {
+        roll.heard(answers, now_ms);
+        let is_over = roll.deadline_ms.is_some_and(|end_ms| end_ms <= now_ms);
+        let moving = roll.names(|stage| *stage == Stage::Moving);
+        for (member, users) in answers.iter().filter(|_| is_over) {
+            assert!(*users == Some(0) || !moving.contains(&member.machine), "{roll:?}");
+        }
+    }
+
     /// Random rolls, with daemons that end at any step: at the end each machine runs one of the two versions, all of
     /// them the same unless failures are allowed, and never more than a batch were moved at once.
     #[test]
@@ -496,7 +506,7 @@ mod tests {
                             (it, users)
                         });
                         let answers: Vec<_> = answers.collect();
-                        roll.heard(&answers, now_ms);
+                        hear(&mut roll, &answers, now_ms);
                         let moving = roll.count(|stage| *stage == Stage::Moving);
                         assert!(moving <= usize::try_from(batch.max(canary)).unwrap(), "round {round}");
                     }
