@@ -34,7 +34,7 @@ pub(super) struct InUse {
     pub(super) asked_ms: u64,
     /// How many users were logged in. `None`: the guest agent did not say.
     pub(super) users: Option<usize>,
-    /// Whether its users have got the message.
+    /// Whether users who are known to be logged in have got the message.
     pub(super) has_message: bool,
 }
 
@@ -87,6 +87,13 @@ fn step(before: Option<InUse>, users: Option<usize>, times: Times) -> Step {
     }
 }
 
+/// Whether the users of a machine get the message now. If its guest does not say whether there are any, it is shown all the same.
+fn is_told(before: Option<InUse>, wait: &InUse) -> bool {
+    let Some(before) = before else { return wait.has_message || wait.users.is_none() };
+    let has_more = matches!((before.users, wait.users), (Some(old), Some(now)) if now > old);
+    has_more || (wait.has_message && !before.has_message)
+}
+
 impl Plan {
     /// Applies the answers of guests: how many users are logged in, or `None` if the guest does not say. Returns the machines whose users
     /// get the message now.
@@ -108,7 +115,7 @@ impl Plan {
                 // It is asked again for the next wave.
                 Step::Move => {}
                 Step::Wait(wait) => {
-                    if wait.has_message && !before.is_some_and(|before| before.has_message) {
+                    if is_told(before, &wait) {
                         to_tell.push(member.clone());
                     }
                     self.set(&member.machine, Stage::InUse(wait));
@@ -277,6 +284,7 @@ mod tests {
         let script = play(plan(4, "4", Some(30 * MINUTE_MS)), users);
         let expected = [
             "0: tell pc-1".to_owned(),
+            "0: tell pc-2".to_owned(),
             "0: tell pc-3".to_owned(),
             "0: move pc-4".to_owned(),
             "21: move pc-3".to_owned(),
@@ -304,15 +312,29 @@ mod tests {
     #[test]
     fn a_guest_that_answers_late_has_its_whole_time_from_then_on() {
         let script = play(plan(1, "1", None), |_, minute| (minute >= 20).then_some(1));
-        assert_eq!(script, ["20: tell pc-1", "50: move pc-1", "50: Finish"]);
-        // A guest without an agent waits for the whole time.
-        assert_eq!(play(plan(1, "1", None), |_, _| None), ["30: move pc-1", "30: Finish"]);
+        assert_eq!(script, ["0: tell pc-1", "20: tell pc-1", "50: move pc-1", "50: Finish"]);
+        // A guest that never says who is logged in waits for the whole time. Its users may see the message all the same.
+        let script = play(plan(1, "1", None), |_, _| None);
+        assert_eq!(script, ["0: tell pc-1", "30: move pc-1", "30: Finish"]);
     }
 
     #[test]
     fn one_answer_of_nobody_ends_no_wait() {
         let script = play(plan(1, "1", None), |_, minute| Some(usize::from(minute != 5)));
-        assert_eq!(script, ["0: tell pc-1", "30: move pc-1", "30: Finish"]);
+        assert_eq!(script, ["0: tell pc-1", "6: tell pc-1", "30: move pc-1", "30: Finish"]);
+    }
+
+    #[test]
+    fn users_who_log_in_later_are_told_too() {
+        let script = play(plan(1, "1", None), |_, minute| {
+            Some(match minute {
+                0..=9 => 1,
+                // A second user logs in, and one of them logs off.
+                10..=19 => 2,
+                _ => 1,
+            })
+        });
+        assert_eq!(script, ["0: tell pc-1", "10: tell pc-1", "30: move pc-1", "30: Finish"]);
     }
 
     #[test]
