@@ -263,6 +263,11 @@ fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
     }
 }
 
+/// Whether machines that an earlier daemon was about to move have to wait again: the window may be over, or users may have logged in.
+fn must_ask_again(plan: &Plan, gate: Gate) -> bool {
+    plan.back.is_none() && (gate != Gate::Open || plan.request.wait_idle_s.is_some())
+}
+
 /// Runs the rest of a plan.
 pub(super) async fn go_on(
     service: Service,
@@ -299,7 +304,7 @@ pub(super) async fn go_on(
                 plan.waits_until_ms = None;
             }
             looked
-        } else if is_resumed && gate != Gate::Open && plan.back.is_none() && !is_cancelled {
+        } else if is_resumed && must_ask_again(&plan, gate) && !is_cancelled {
             service.wait_with_unmoved(&mut plan).await
         } else {
             Ok(())
@@ -444,15 +449,17 @@ impl Service {
         Ok(has_more)
     }
 
-    /// Has machines wait for the hours of a roll that an earlier daemon was about to move. Machines that are off stay on their way: they boot
-    /// anyway.
+    /// Has machines wait again that an earlier daemon was about to move: for the hours of the roll, and for their users. Machines that are off
+    /// stay on their way: they boot anyway.
     async fn wait_with_unmoved(&self, plan: &mut Plan) -> Result<(), DbError> {
         let members: Vec<_> = plan.members.iter().filter(|it| it.stage == Stage::Moving).cloned().collect();
         for member in members {
-            let record = self.db().read().await?.machines().by_uuid(member.uuid).await?;
-            let is_unmoved =
-                record.is_some_and(|it| it.version.as_deref() != Some(&*plan.to) && self.is_on(&it));
-            if is_unmoved {
+            let found = self.db().read().await?.machines().by_uuid(member.uuid).await?;
+            let Some(record) = found else { continue };
+            let record = self.as_its_node_says(record).await;
+            // Before its users are asked, a machine whose node is away may prove to be moved.
+            let is_known = plan.request.wait_idle_s.is_none() || self.is_reached(&record);
+            if is_known && self.is_on(&record) && record.version.as_deref() != Some(&*plan.to) {
                 self.unpin_after_roll(&member, plan).await?;
                 plan.set(&member.machine, Stage::Pending);
             }
@@ -540,7 +547,7 @@ impl Service {
     ) -> Stage {
         let failed = |why: String| Stage::Failed { why };
         let end = Instant::now() + Duration::from_secs(plan.request.boot_s);
-        let mut starts = 0;
+        let (mut starts, mut has_waited) = (0, false);
         while starts < STARTS_MAX {
             let record = match self.pin_for_roll(member, plan).await {
                 Ok(Pinned::Here(record)) => record,
@@ -553,6 +560,7 @@ impl Service {
                         "a roll waits until the database or a node can be reached: {}",
                         problem(&error)
                     );
+                    has_waited = true;
                     tokio::time::sleep(LOOK).await;
                     continue;
                 }
@@ -565,6 +573,10 @@ impl Service {
                 if record.version.as_deref() == Some(&*plan.to) {
                     // An earlier daemon moved it, or its guest rebooted after it was pinned.
                     return self.wait_wherever(&record, (member, plan), caller, control).await;
+                }
+                if has_waited && plan.request.wait_idle_s.is_some() && self.is_reached(&record) {
+                    // Users may have logged in meanwhile.
+                    return self.ask_again(member, plan).await;
                 }
                 self.reset(name, caller).await
             } else if record.wanted == Wanted::Running {
@@ -585,6 +597,7 @@ impl Service {
                         "a roll waits until the database or a node can be reached: {}",
                         problem(&error)
                     );
+                    has_waited = true;
                     tokio::time::sleep(LOOK).await;
                 }
                 Err(LifecycleError::Unknown(_)) => return Stage::Left { why: "was removed".to_owned() },
@@ -607,6 +620,19 @@ impl Service {
         } else {
             self.wait_until_healthy_there(record, (member, plan), caller, control).await
         }
+    }
+
+    /// Has a machine that was not moved wait for its users again.
+    async fn ask_again(&self, member: &Member, plan: &Plan) -> Stage {
+        match self.unpin_after_roll(member, plan).await {
+            Ok(_) => Stage::Pending,
+            Err(error) => Stage::Failed { why: format!("was not moved: {}", problem(&error)) },
+        }
+    }
+
+    /// Whether the state of a machine is known: this daemon runs it, or its node is connected.
+    fn is_reached(&self, record: &MachineRecord) -> bool {
+        self.is_own(record) || self.link(record.host).is_some()
     }
 
     /// Leaves a machine that somebody stopped: the roll must not start it.
@@ -695,6 +721,11 @@ impl Service {
         let Some(record) = self.unpin_after_roll(member, plan).await? else { return Ok(()) };
         if is_claimed(&mut *self.db().read().await?, record.uuid).await? {
             // When its holder releases it, it is reset, and boots the previous version.
+            return Ok(());
+        }
+        let record = self.as_its_node_says(record).await;
+        if self.is_on(&record) && self.is_reached(&record) && record.version.as_deref() != Some(&*plan.to) {
+            // It was not moved yet, or is back already.
             return Ok(());
         }
         let returned = if self.is_on(&record) {

@@ -488,7 +488,12 @@ mod tests {
                         if !ends {
                             for machine in list {
                                 let why = "is ill".to_owned();
-                                let stage = if draw(8) == 0 { Stage::Failed { why } } else { Stage::Healthy };
+                                let stage = match draw(8) {
+                                    0 => Stage::Failed { why },
+                                    // Its node was away, so its users are asked again.
+                                    1 if roll.request.wait_idle_s.is_some() => Stage::Pending,
+                                    _ => Stage::Healthy,
+                                };
                                 roll.set(&machine, stage);
                             }
                         }
