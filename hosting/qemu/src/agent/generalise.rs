@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(900);
 const REMOVED_MAX: usize = 1000;
 
 /// The answer of Windows to `guest-get-osinfo`.
-const WINDOWS: &str = "mswindows";
+pub(super) const WINDOWS: &str = "mswindows";
 
 /// The result of generalising a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::generalise::WINDOWS;
 use super::{Agent, Exec, MAX_ANSWER_BYTES};
 use crate::error::{Error, Result};
 
@@ -60,6 +61,11 @@ impl Agent {
         if matches!(known, Ok(1..)) {
             return known;
         }
+        let system = self.call_within::<Value>("guest-get-osinfo", json!({}), MAX_ANSWER_BYTES, timeout);
+        if system.await.is_ok_and(|system| system.get("id").and_then(Value::as_str) == Some(WINDOWS)) {
+            // It has no `sh`, and its agent knows all sessions.
+            return known;
+        }
         // The agent reads utmp, which newer systems no longer have.
         let command = ["sh", "-c", SESSIONS].map(str::to_owned).to_vec();
         let output = self.exec(&Exec { command, input: Vec::new(), timeout }).await?;
@@ -91,7 +97,27 @@ fn reachable(interfaces: Vec<Interface>) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::super::tests::{accept, answer, answer_to_sync};
     use super::*;
+
+    /// Windows cannot run in this test; its agent answers like this.
+    #[tokio::test]
+    async fn windows_says_itself_that_nobody_is_logged_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("agent");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        let playing = tokio::spawn(async move {
+            let (mut stream, id) = accept(&listener).await;
+            stream.write_all(&answer_to_sync(id)).await.unwrap();
+            let system = r#"{"return": {"id": "mswindows", "name": "Microsoft Windows"}}"#;
+            answer(&mut stream, &[r#"{"return": []}"#, system]).await;
+        });
+        let agent = Agent::new(&socket);
+        assert_eq!(agent.users(Duration::from_secs(60)).await.unwrap(), 0);
+        playing.await.unwrap();
+    }
 
     #[test]
     fn addresses_of_the_guest_itself_are_left_out() {
