@@ -65,8 +65,13 @@ impl SetPersonality {
     }
 }
 
+/// Whether a character ends a line in YAML, or is not possible there: cloud-init would lose all strings.
+fn is_odd_in_yaml(c: char) -> bool {
+    matches!(c, '\u{2028}' | '\u{2029}' | '\u{fffe}' | '\u{ffff}')
+}
+
 fn check(name: &str, value: &str) -> Result<(), Problem> {
-    let has_control = |text: &str| text.chars().any(char::is_control);
+    let has_control = |text: &str| text.chars().any(|c| c.is_control() || is_odd_in_yaml(c));
     let is_plain = !name.contains('=') && name.trim() == name && !has_control(name);
     if !is_plain || !(1..=PERSONALITY_NAME_CHARS).contains(&name.chars().count()) {
         return Err(invalid(format!(
@@ -123,6 +128,8 @@ mod tests {
             ("a\n", "v"),
             (&*format!("{name}x"), "v"),
             ("a", "v\nb=c"),
+            ("a\u{2028}b", "v"),
+            ("a", "\u{ffff}"),
             ("a", &*format!("{value}x")),
         ] {
             assert_eq!(of(name, value).applied_to(&none).unwrap_err().kind, ProblemKind::Invalid, "{name:?}");

@@ -11,6 +11,7 @@ use crate::Service;
 use crate::answer::Failure;
 use crate::caller::Caller;
 use crate::catalogs::CatalogError;
+use crate::cloud_catalogs::not_in_cloud;
 use crate::extract::{Body, Name};
 use crate::lifecycle::LifecycleError;
 
@@ -113,6 +114,7 @@ async fn set_of_machine(
     let found = repo.machines().by_name(name).await?;
     let record = found.ok_or_else(|| LifecycleError::Unknown(name.to_owned()))?;
     Service::is_vm(WHAT, &record)?;
+    Service::not_in_cloud(WHAT, &record)?;
     let before = repo.personality().of_machine(record.uuid).await?;
     let after = applied(request, &before, &format!("machine '{name}'"))?;
     repo.personality().set_of_machine(record.uuid, &after).await?;
@@ -134,7 +136,8 @@ async fn set_of_catalog(
 ) -> Result<Personality, Failure> {
     let mut repo = service.db().write().await?;
     let found = repo.catalogs().by_name(name).await?;
-    found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    let record = found.ok_or_else(|| CatalogError::Unknown(name.to_owned()))?;
+    not_in_cloud(&record, WHAT, "a personality string")?;
     let before = repo.personality().of_catalog(name).await?;
     let after = applied(request, &before, &format!("catalog '{name}'"))?;
     repo.personality().set_of_catalog(name, &after).await?;

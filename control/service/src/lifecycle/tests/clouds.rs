@@ -6,7 +6,7 @@ use headwater_db::{ConnectionRecord, IN_A_CLOUD};
 use super::*;
 
 /// Adds a machine that is on in a cloud, and would need more memory than any host has.
-async fn add_desk(fixture: &Fixture) {
+pub(super) async fn add_desk(fixture: &Fixture) {
     let connection = Connection {
         name: "prod".to_owned(),
         subscription: "s".to_owned(),
