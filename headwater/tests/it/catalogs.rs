@@ -150,8 +150,13 @@ fn machines_of_a_file_have_its_names_and_addresses() {
     let more = file("more.csv", "mac,name\n02:00:00:00:00:03,pc-3\n");
     let said = daemon.cli(&["catalog", "scale", "class", "--machines", &more, "--start"]).ok();
     assert!(said.contains("created pc-3\nclass has 3 machines"), "{said}");
+    // The same list again adds what is not there yet.
+    let again = file("again.csv", "mac,name\n02:00:00:00:00:03,pc-3\n,pc-4\n");
+    let said = daemon.cli(&["catalog", "scale", "class", "--machines", &again]).ok();
+    assert!(said.contains("created pc-4\nclass has 4 machines"), "{said}");
+    let other = file("other.csv", "mac,name\n02:00:00:00:00:04,pc-3\n");
     daemon
-        .cli(&["catalog", "scale", "class", "--machines", &more])
+        .cli(&["catalog", "scale", "class", "--machines", &other])
         .fails(4, &["line 2: a machine 'pc-3' exists"]);
     daemon.wait_for("pc-3", "running");
     let qemu = format!("/proc/{}/cmdline", show("pc-3")["pid"]);

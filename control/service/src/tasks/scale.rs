@@ -21,6 +21,7 @@ use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::TaskControl;
 use crate::caller::Caller;
+use crate::cloud_catalogs::not_in_cloud;
 use crate::fleet::placement::{NoRoom, place};
 use crate::lifecycle::LifecycleError;
 use crate::operations::create_machine;
@@ -41,14 +42,25 @@ const CONFLICTS_MAX: u32 = 100;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Plan {
     request: ScaleRequest,
+    /// The machines of its list that were there before.
+    existing: Vec<String>,
     report: ScaleReport,
 }
 
 impl Plan {
     /// The machines of its list that are to be made.
     fn to_add(&self) -> Vec<ListedMachine> {
-        let created: HashSet<_> = self.report.created.iter().collect();
-        self.request.machines.iter().filter(|listed| !created.contains(&listed.name)).cloned().collect()
+        let there: HashSet<_> = self.report.created.iter().chain(&self.existing).collect();
+        self.request.machines.iter().filter(|listed| !there.contains(&listed.name)).cloned().collect()
+    }
+
+    /// What its task had done when it failed to add a machine of its list.
+    fn stopped_at(&self, listed: &ListedMachine) -> String {
+        let ScaleReport { catalog, created, .. } = &self.report;
+        let (line, count) = (listed.line, created.len());
+        format!(
+            "cannot add machines to catalog '{catalog}': line {line}, after {count} machines were created"
+        )
     }
 }
 
@@ -121,7 +133,7 @@ pub(crate) async fn begin(
     catalog: String,
     mut request: ScaleRequest,
 ) -> Result<Response, Failure> {
-    service.catalog(&catalog).await?;
+    let record = service.catalog(&catalog).await?;
     if request.count.is_some() != request.machines.is_empty() {
         return Err(Error::CountOrList(catalog).into());
     }
@@ -130,22 +142,26 @@ pub(crate) async fn begin(
         let checked = machine_list::check(request.machines);
         request.machines = checked.map_err(|problem| Failure(problem.during(tried)))?;
     }
+    if request.machines.iter().any(|listed| listed.mac.is_some()) {
+        not_in_cloud(&record, "add machines to", "a MAC address")?;
+    }
     if let Some(task) = service.task_that_changes(&catalog).await? {
         return Err(Error::Busy { catalog, task }.into());
     }
     let members = service.members(&catalog).await?;
-    let listed = u32::try_from(members.len() + request.machines.len()).unwrap_or(u32::MAX);
+    let existing = check_list(service, &catalog, &request.machines).await?;
+    let with_list = members.len() + request.machines.len().saturating_sub(existing.len());
+    let listed = u32::try_from(with_list).unwrap_or(u32::MAX);
     let count = request.count.unwrap_or(listed);
     if count > COUNT_MAX {
         return Err(Error::TooMany { catalog, count }.into());
     }
-    are_free(service, &catalog, &request.machines).await?;
     removable(service, &catalog, &members, &request).await?;
     if request.start {
         have_room(service, &catalog, members.len(), count).await?;
     }
     let report = ScaleReport { catalog: catalog.clone(), ..ScaleReport::default() };
-    let plan = Plan { request, report };
+    let plan = Plan { request, existing, report };
     let (handle, asking) = (service.clone(), caller.clone());
     // To the end: a client that hangs up must not leave a row without its task.
     let begun = service.to_the_end(async move {
@@ -165,13 +181,24 @@ pub(crate) async fn begin(
     Ok(answer(Some(id), live, asking).await)
 }
 
-/// Fails if another machine of the fleet has a name or an address of a list.
-async fn are_free(service: &Service, catalog: &str, listed: &[ListedMachine]) -> Result<(), Error> {
+/// Returns the names of those machines of a list that the catalog has already. Fails if another machine of the fleet has a name or an
+/// address of the list.
+async fn check_list(
+    service: &Service,
+    catalog: &str,
+    machines: &[ListedMachine],
+) -> Result<Vec<String>, Error> {
     let taken = |line: u32, why: String| Err(Error::Listed { catalog: catalog.to_owned(), line, why });
+    let mut existing = Vec::new();
     let mut repo = service.db().read().await?;
-    for ListedMachine { line, name, mac } in listed {
-        if repo.machines().by_name(name).await?.is_some() {
-            return taken(*line, format!("a machine '{name}' exists"));
+    for listed in machines {
+        let ListedMachine { line, name, mac } = listed;
+        if let Some(machine) = repo.machines().by_name(name).await? {
+            if !is_it(&machine, catalog, listed) {
+                return taken(*line, format!("a machine '{name}' exists"));
+            }
+            existing.push(name.clone());
+            continue;
         }
         if repo.catalogs().by_name(name).await?.is_some() {
             return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' takes both"));
@@ -181,7 +208,12 @@ async fn are_free(service: &Service, catalog: &str, listed: &[ListedMachine]) ->
             return taken(*line, format!("machine '{}' has the MAC address {mac}", other.name));
         }
     }
-    Ok(())
+    Ok(existing)
+}
+
+/// Whether a machine is that of a list.
+fn is_it(machine: &MachineRecord, catalog: &str, listed: &ListedMachine) -> bool {
+    machine.catalog.as_deref() == Some(catalog) && listed.mac.as_ref().is_none_or(|mac| *mac == machine.mac)
 }
 
 /// Fails if machines are to be started, and the hosts do not have room for all of them.
@@ -231,7 +263,8 @@ pub(super) async fn go_on(
         let target = count.unwrap_or(members.len() + listed.len());
         control.report_doing(format!("{} of {target} machines", members.len()));
         if let Some(next) = listed.first() {
-            add_listed(&service, &caller, &catalog, next).await?;
+            let added = add_listed(&service, &caller, &catalog, next).await;
+            added.map_err(|problem| problem.during(plan.stopped_at(next)))?;
             plan.report.created.push(next.name.clone());
         } else if members.len() < target {
             let name = match add(&service, &caller, &catalog, &mut from).await {
@@ -256,7 +289,8 @@ pub(super) async fn go_on(
             plan.report.removed.push(next);
         } else {
             if plan.request.start {
-                start_all(&service, &caller, &catalog, &plan.report.created).await?;
+                let names = [plan.existing.clone(), plan.report.created.clone()].concat();
+                start_all(&service, &caller, &catalog, &names).await?;
             }
             plan.report.count = u32::try_from(members.len()).unwrap_or(u32::MAX);
             return Ok(TaskResult::Scaled(Box::new(plan.report)));
@@ -326,12 +360,8 @@ async fn add_listed(
 ) -> Result<(), Problem> {
     let found = async { service.db().read().await?.machines().by_name(&listed.name).await };
     let found = found.await.map_err(|e| problem(&e))?;
-    let is_it = |machine: MachineRecord| {
-        machine.catalog.as_deref() == Some(catalog)
-            && listed.mac.as_ref().is_none_or(|mac| *mac == machine.mac)
-    };
     // An earlier daemon has made it, and that is not noted yet.
-    if found.is_some_and(is_it) {
+    if found.is_some_and(|machine| is_it(&machine, catalog, listed)) {
         return Ok(());
     }
     let request = creation(catalog, &listed.name, listed.mac.clone());
