@@ -35,6 +35,9 @@ const COUNT_MAX: u32 = 10_000;
 /// How many machines in a cloud are started at the same time. The replicas of their image may permit fewer.
 const CLOUD_STARTS_AT_A_TIME: usize = 100;
 
+/// After how many machines of a list the plan is saved: it has the whole list.
+const SAVED_EVERY: usize = 100;
+
 /// How often the name of a new machine may be taken by somebody else before the task fails.
 const CONFLICTS_MAX: u32 = 100;
 
@@ -295,7 +298,10 @@ pub(super) async fn go_on(
             plan.report.count = u32::try_from(members.len()).unwrap_or(u32::MAX);
             return Ok(TaskResult::Scaled(Box::new(plan.report)));
         }
-        service.save_plan(id, &plan, &control).await?;
+        // A machine of a list that was made since is found again by its name.
+        if plan.request.count.is_some() || plan.report.created.len().is_multiple_of(SAVED_EVERY) {
+            service.save_plan(id, &plan, &control).await?;
+        }
     }
 }
 
