@@ -88,6 +88,13 @@ impl Hours {
         self.days.get(day % 7).filter(|is_one| **is_one).map(|_| self.from_min)
     }
 
+    /// How long the hours of one day are, in seconds.
+    pub fn length_s(&self) -> u64 {
+        let (from, to) = (u64::from(self.from_min), u64::from(self.to_min));
+        let minutes = if from < to { to - from } else { to + u64::from(DAY_MIN) - from };
+        minutes * 60
+    }
+
     /// Whether a minute of a day (0 is Monday) is within these hours.
     pub fn contain(&self, day: usize, minute: u16) -> bool {
         let is_one = |day: usize| self.days.get(day % 7).copied().unwrap_or(false);

@@ -70,6 +70,10 @@ enum Error {
     Long { catalog: String, what: &'static str, limit_s: u64 },
     #[error("cannot roll catalog '{catalog}' at {at}: that time is in the past")]
     Over { catalog: String, at: String },
+    #[error(
+        "cannot roll catalog '{0}': the wait for users is not shorter than the window, so it would never end"
+    )]
+    ShortWindow(String),
     #[error("cannot roll catalog '{catalog}': {what}, but machines do not wait for their users")]
     NoWait { catalog: String, what: &'static str },
     #[error(
@@ -89,6 +93,7 @@ impl Explain for Error {
             | Self::Long { .. }
             | Self::Over { .. }
             | Self::NoWait { .. }
+            | Self::ShortWindow(_)
             | Self::Message(_) => ProblemKind::Invalid,
             Self::Db(e) => e.kind(),
         }
@@ -105,6 +110,7 @@ impl Explain for Error {
             Self::NoWait { .. } => {
                 Some("give the time for which a machine waits, with --wait-idle".to_owned())
             }
+            Self::ShortWindow(_) => Some("make --wait-idle or --deadline shorter than the window".to_owned()),
             Self::Runs { .. } | Self::Long { .. } | Self::Message(_) => None,
             Self::Db(e) => e.advice(),
         }
@@ -161,9 +167,16 @@ pub(crate) async fn begin(
     Ok(answer(Some(id), live, asking).await)
 }
 
-/// Fails for a message or a deadline of a roll that does not wait for users.
+/// Fails for a message or a deadline of a roll that does not wait for users, and for a wait that no window is long enough for.
 fn check_wait(catalog: &str, request: &mut RollRequest) -> Result<(), Error> {
     request.wait_idle_s = request.wait_idle_s.filter(|wait_s| *wait_s > 0);
+    if let (Some(wait_s), Some(window)) = (request.wait_idle_s, &request.window) {
+        let (length_s, end_s) = (window.length_s(), request.deadline_s.unwrap_or(u64::MAX).min(wait_s));
+        // Whole days may follow one another without an end.
+        if length_s <= end_s && length_s < 86_400 {
+            return Err(Error::ShortWindow(catalog.to_owned()));
+        }
+    }
     let what = match (&request.message, request.deadline_s) {
         (Some(_), _) => "there is a message for users",
         (None, Some(_)) => "there is a deadline for users",

@@ -1,6 +1,6 @@
 //! Rolls on one host: machines that come up while a roll goes on, and machines that are in use.
 
-use headwater_api::{Batch, RollReport, RollRequest, TaskResult, TaskState};
+use headwater_api::{Batch, Hours, RollReport, RollRequest, TaskResult, TaskState};
 use headwater_db::TaskRecord;
 
 use super::claims::class;
@@ -112,7 +112,13 @@ async fn a_message_needs_a_wait_and_a_text() {
     let message = Some("Save your work.".to_owned());
     let with =
         |wait_idle_s, message, deadline_s| RollRequest { wait_idle_s, message, deadline_s, ..one_by_one() };
+    let at_night = |wait_idle_s, deadline_s| {
+        let window = Some(Hours::parse("sun 23:45-00:15 UTC").unwrap());
+        RollRequest { window, ..with(Some(wait_idle_s), None, deadline_s) }
+    };
     for (request, what) in [
+        (at_night(1800, None), "is not shorter than the window"),
+        (at_night(3600, Some(1800)), "is not shorter than the window"),
         (with(None, message.clone(), None), "there is a message for users"),
         (with(Some(0), message, None), "there is a message for users"),
         (with(None, None, Some(60)), "there is a deadline for users"),
