@@ -264,7 +264,7 @@ fn most_common(versions: Vec<String>) -> Option<String> {
 }
 
 /// Whether the roll may move machines now.
-fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
+pub(super) fn gate(request: &RollRequest, now_ms: u64) -> Result<Gate, Problem> {
     if let Some(at_ms) = request.at_ms.filter(|at_ms| *at_ms > now_ms) {
         return Ok(Gate::Closed(at_ms));
     }
@@ -347,7 +347,7 @@ pub(super) async fn go_on(
                 plan.pause_until_ms =
                     service.now_ms().saturating_add(plan.request.pause_s.saturating_mul(1000));
             }
-            Next::Ask(members) => service.ask_users(&members, &mut plan, &caller).await,
+            Next::Ask(members) => service.ask_users(&members, &mut plan, &caller, &control).await,
             Next::Hold(until_ms) => {
                 plan.waits_until_ms = Some(until_ms);
                 plan.forget_users();

@@ -10,10 +10,11 @@ use futures_util::future::join_all;
 use headwater_api::{ExecRequest, GuestUsers, Problem, ProblemKind};
 use headwater_db::{DbError, MachineRecord};
 
-use super::roll::is_claimed;
-use super::roll_plan::{Member, Plan};
+use super::roll::{gate, is_claimed};
+use super::roll_plan::{Gate, Member, Plan};
 use crate::Service;
 use crate::answer::problem;
+use crate::backend::TaskControl;
 use crate::caller::Caller;
 
 /// How many guests are asked at once.
@@ -30,17 +31,28 @@ const SHOW: &str = "[ ! -x /etc/headwater/message ] || exec /etc/headwater/messa
 
 impl Service {
     /// Asks guests who is logged in, applies the answers to the plan, and tells users that their machines will restart.
-    pub(super) async fn ask_users(&self, members: &[Member], plan: &mut Plan, caller: &Caller) {
+    /// Ends early when a whole wave is about to be moved, the window is over, or the roll is cancelled: the others are asked later.
+    pub(super) async fn ask_users(
+        &self,
+        members: &[Member],
+        plan: &mut Plan,
+        caller: &Caller,
+        control: &TaskControl,
+    ) {
         if let Some(deadline_s) = plan.request.deadline_s {
             let deadline_ms = self.now_ms().saturating_add(deadline_s.saturating_mul(1000));
             plan.deadline_ms.get_or_insert(deadline_ms);
         }
-        let mut answers = Vec::new();
+        let mut to_tell = Vec::new();
         for some in members.chunks(ASKED_AT_ONCE) {
+            let is_over = gate(&plan.request, self.now_ms()).is_ok_and(|gate| gate != Gate::Open);
+            if is_over || control.is_asked_to_stop() || plan.places() == 0 {
+                break;
+            }
             let counts = join_all(some.iter().map(|member| self.users_in(member, caller))).await;
-            answers.extend(some.iter().cloned().zip(counts));
+            let answers: Vec<_> = some.iter().cloned().zip(counts).collect();
+            to_tell.extend(plan.heard(&answers, self.now_ms()));
         }
-        let to_tell = plan.heard(&answers, self.now_ms());
         let Some(message) = &plan.request.message else { return };
         for some in to_tell.chunks(ASKED_AT_ONCE) {
             join_all(some.iter().map(|member| self.tell(member, message, caller))).await;

@@ -100,7 +100,7 @@ impl Plan {
     pub(super) fn heard(&mut self, answers: &[(Member, Option<usize>)], now_ms: u64) -> Vec<Member> {
         let wait_ms = self.request.wait_idle_s.unwrap_or(0).saturating_mul(1000);
         let times = Times { now_ms, wait_ms, deadline_ms: self.deadline_ms };
-        let mut places = self.wave_size();
+        let mut places = self.places();
         let mut to_tell = Vec::new();
         for (member, users) in answers {
             let before = match &member.stage {
@@ -124,6 +124,12 @@ impl Plan {
             }
         }
         to_tell
+    }
+
+    /// How many more machines may be moved together with those that are about to be moved.
+    pub(super) fn places(&self) -> usize {
+        let moving = self.members.iter().filter(|it| it.stage == Stage::Moving).count();
+        self.wave_size().saturating_sub(moving)
     }
 
     /// Ends all waits for users, because the window of the roll is over: they begin again in the next one.
@@ -342,6 +348,18 @@ mod tests {
         let script = play(plan(5, "2", None), |_, minute| Some(usize::from(minute < 3)));
         let moves: Vec<_> = script.iter().filter(|line| line.contains("move")).collect();
         assert_eq!(moves, ["4: move pc-1 pc-2", "4: move pc-3 pc-4", "4: move pc-5"]);
+    }
+
+    #[test]
+    fn answers_in_parts_move_no_more_machines_than_a_batch() {
+        let mut roll = plan(5, "2", None);
+        for member in roll.members.clone() {
+            roll.heard(&[(member, Some(0))], 0);
+        }
+        let moving: Vec<_> = roll.members[..2].iter().map(|it| (&*it.machine, &it.stage)).collect();
+        assert_eq!(moving, [("pc-1", &Stage::Moving), ("pc-2", &Stage::Moving)]);
+        assert_eq!(roll.places(), 0);
+        assert!(roll.members[2..].iter().all(|it| it.stage == Stage::Pending));
     }
 
     #[test]
