@@ -57,7 +57,7 @@ impl Plan {
         self.request.machines.iter().filter(|listed| !there.contains(&listed.name)).cloned().collect()
     }
 
-    /// What its task had done when it failed to add a machine of its list.
+    /// The error of a task that failed to add this machine of its list.
     fn stopped_at(&self, listed: &ListedMachine) -> String {
         let ScaleReport { catalog, created, .. } = &self.report;
         let (line, count) = (listed.line, created.len());
