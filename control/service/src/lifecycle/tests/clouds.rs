@@ -1,9 +1,11 @@
 //! Machines in clouds, beside the machines of a host.
 
-use headwater_api::{Connection, ConnectionAuth, SetMachine};
-use headwater_db::{ConnectionRecord, IN_A_CLOUD};
+use headwater_api::{CloudScheme, Connection, ConnectionAuth, ListedMachine, ScaleRequest, SetMachine};
+use headwater_db::{CatalogRecord, ConnectionRecord, IN_A_CLOUD};
 
+use super::claims::class;
 use super::*;
+use crate::tasks::begin_scale;
 
 /// Adds a machine that is on in a cloud, and would need more memory than any host has.
 pub(super) async fn add_desk(fixture: &Fixture) {
@@ -35,6 +37,38 @@ pub(super) async fn add_desk(fixture: &Fixture) {
     repo.clouds().add(&ConnectionRecord { connection, secret: None }).await.unwrap();
     repo.machines().add(&desk).await.unwrap();
     repo.save().await.unwrap();
+}
+
+/// Adds the catalog `desks`, whose machines are in the cloud, and the catalog `class`, whose machines are not.
+pub(super) async fn add_desks(fixture: &Fixture) {
+    class(fixture, 0, 0).await;
+    let mut repo = fixture.db.write().await.unwrap();
+    let hosted = repo.catalogs().by_name("class").await.unwrap().unwrap();
+    let scheme =
+        r#"{"connection":"prod","size":"s","subnet":"/subscriptions/s/x","ssh_key":"ssh-ed25519 AAAA a@b"}"#;
+    let desks = CatalogRecord { name: "desks".to_owned(), cloud: CloudScheme::parse(scheme), ..hosted };
+    repo.catalogs().add(&desks).await.unwrap();
+    repo.save().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_list_with_an_address_for_a_cloud_makes_no_machine() {
+    let fixture = Fixture::new().await;
+    add_desk(&fixture).await;
+    add_desks(&fixture).await;
+    let listed = |line, name: &str, mac: Option<&str>| ListedMachine {
+        line,
+        name: name.to_owned(),
+        mac: mac.map(str::to_owned),
+    };
+    let machines = vec![listed(2, "d-1", None), listed(3, "d-2", Some("52:54:00:77:00:01"))];
+    let request = ScaleRequest { machines, ..ScaleRequest::default() };
+    let begun = begin_scale(&fixture.service, Caller::admin("anna"), "desks".to_owned(), request).await;
+    let refused = begun.err().unwrap().0;
+    assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");
+    let mut repo = fixture.db.read().await.unwrap();
+    assert!(repo.machines().by_name("d-1").await.unwrap().is_none());
+    assert!(repo.tasks().unended().await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -1,12 +1,10 @@
 //! Personality strings: which ones a guest gets.
 
 use axum::http::Method;
-use headwater_api::CloudScheme;
-use headwater_db::CatalogRecord;
 use serde_json::{Value, json};
 
 use super::claims::class;
-use super::clouds::add_desk;
+use super::clouds::{add_desk, add_desks};
 use super::schemes::ask;
 use super::*;
 
@@ -58,15 +56,8 @@ async fn a_guest_reads_the_strings_of_its_machine_and_of_its_catalog() {
 #[tokio::test]
 async fn machines_in_a_cloud_get_no_strings() {
     let fixture = Fixture::new().await;
-    class(&fixture, 1, 0).await;
     add_desk(&fixture).await;
-    let mut repo = fixture.db.write().await.unwrap();
-    let hosted = repo.catalogs().by_name("class").await.unwrap().unwrap();
-    let scheme =
-        r#"{"connection":"prod","size":"s","subnet":"/subscriptions/s/x","ssh_key":"ssh-ed25519 AAAA a@b"}"#;
-    let desks = CatalogRecord { name: "desks".to_owned(), cloud: CloudScheme::parse(scheme), ..hosted };
-    repo.catalogs().add(&desks).await.unwrap();
-    repo.save().await.unwrap();
+    add_desks(&fixture).await;
     for (path, expected) in [("machines/desk", 409), ("catalogs/desks", 400)] {
         let path = format!("/api/v1/{path}/personality");
         let (status, answer) = ask(&fixture, Method::PATCH, &path, json!({ "set": { "room": "7" } })).await;
