@@ -647,8 +647,12 @@ mod tests {
         let cache = WriteCache::open(&options, &host.shared()).unwrap();
         let block = fill(&cache);
         let refused = wait_for_room(&cache, block);
-        let _ = cache.work(Instant::now() + cache.pause_limit);
-        assert!(refused.try_recv() == Ok(Err(IoErrorKind::NoSpace)) && cache.waiting.is_full());
+        // On a busy host, a segment may still be on its way to the disk.
+        wait_until("the write is refused", || {
+            let _ = cache.work(Instant::now() + cache.pause_limit);
+            refused.try_recv() == Ok(Err(IoErrorKind::NoSpace))
+        });
+        assert!(cache.waiting.is_full());
         // Other caches of the host have all staging buffers.
         let buffers: Vec<_> = (0..STAGING_BUFFERS).map(|_| cache.host.take_staging().unwrap()).collect();
         // Dead blocks on the disk are worth cleaning; dead blocks in RAM would give space at once.
