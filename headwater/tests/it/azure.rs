@@ -91,7 +91,7 @@ pub fn json_of(daemon: &Daemon, args: &[&str]) -> Value {
 }
 
 /// Replaces the client secret of a connection.
-fn set_secret(daemon: &Daemon, name: &str, secret: &str) -> Ran {
+pub fn set_secret(daemon: &Daemon, name: &str, secret: &str) -> Ran {
     let file = daemon.path().join("secret.txt");
     std::fs::write(&file, secret).unwrap();
     let set = daemon.cli(&["connection", "set", name, "--secret-file", file.to_str().unwrap()]);

@@ -6,7 +6,7 @@ use headwater_testkit::wait_until;
 use headwater_testkit_azure::arm::{ArmFault, Size};
 use serde_json::json;
 
-use crate::azure::{Azure, GROUP, import, json_of};
+use crate::azure::{Azure, GROUP, import, json_of, set_secret};
 use crate::support::{Daemon, Ran, headwater};
 
 const SUBNET: &str =
@@ -131,6 +131,38 @@ fn a_catalog_lives_in_azure_though_the_daemon_is_killed() {
     daemon.cli(&["image", "unpublish", "debian@1", "--connection", "prod"]).ok();
     daemon.cli(&["connection", "remove", "prod"]).ok();
     assert_eq!(azure.resources(), Vec::<String>::new());
+}
+
+#[test]
+fn a_reset_that_azure_refuses_leaves_the_machine_on() {
+    let (azure, daemon) = published();
+    daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
+    let local = ["--ephemeral", "--places", "temp", "--count", "1"];
+    create(&daemon, "class", "debian@1", D8, &local).ok();
+    daemon.cli(&["machine", "start", "class-01"]).ok();
+    let vm = azure.vm_of(&daemon, "class-01");
+
+    // Refused before anything is recorded.
+    azure.server.management().is_login_refused = true;
+    set_secret(&daemon, "prod", "wrong").ok();
+    let refused = daemon.cli(&["machine", "reset", "class-01"]);
+    assert!(refused.code != 0 && refused.err.contains("its secret is wrong"), "{refused:?}");
+    assert_eq!((state(&daemon, "class-01"), azure.vms()), ("running".to_owned(), vec![vm.clone()]));
+    azure.server.management().is_login_refused = false;
+    set_secret(&daemon, "prod", "right").ok();
+
+    // Refused after it was recorded: the machine stays, and the next reset completes the work.
+    let right = ArmFault::Refused(403, "AuthorizationFailed", "the identity has no right to do this");
+    azure.hang_at("POST", "/virtualMachines/", right);
+    let refused = daemon.cli(&["machine", "reset", "class-01"]);
+    assert!(refused.code != 0 && refused.err.contains("AuthorizationFailed"), "{refused:?}");
+    let shown = json_of(&daemon, &["machine", "show", "class-01"]);
+    assert_eq!((&shown["wanted"], azure.vms()), (&json!("running"), vec![vm.clone()]), "{shown}");
+    daemon.cli(&["machine", "reset", "class-01"]).ok();
+    assert_eq!(state(&daemon, "class-01"), "running");
+    assert_eq!(azure.vms(), vec![vm.clone()]);
+    // The daemon may have completed it before the command did.
+    assert!(azure.server.management().machines[&vm].reimages >= 1);
 }
 
 #[test]

@@ -172,7 +172,11 @@ async fn answer(server: Server, request: Request<Incoming>) -> Result<Reply, io:
     let body = body.collect().await.map_err(io::Error::other)?.to_bytes();
     let path = parts.uri.path();
     if path.ends_with("/oauth2/v2.0/token") || path == "/metadata/identity/oauth2/token" {
-        server.management().logins.push(String::from_utf8_lossy(&body).into_owned());
+        let mut management = server.management();
+        management.logins.push(String::from_utf8_lossy(&body).into_owned());
+        if management.is_login_refused {
+            return Ok(reply(401, &json!({"error": "invalid_client", "error_codes": [7_000_215]})));
+        }
         return Ok(reply(200, &json!({"access_token": TOKEN, "expires_in": 3600, "token_type": "Bearer"})));
     }
     if path.starts_with("/blobs/") {

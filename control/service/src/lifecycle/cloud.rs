@@ -16,6 +16,8 @@
 //! - Off means deleted: an off machine costs nothing, and each start has a pristine disk.
 //! - A failed start leaves nothing: the machine is `stopping` until what was made is deleted. A failed deletion is repeated
 //!   each minute.
+//! - A reset, or a start that another daemon began, is repeated too while the cloud cannot be reached or refuses the identity:
+//!   the machine may be on, and a deletion would end its work.
 //! - The holder of a machine's lock waits for the cloud, for minutes. A forced stop interrupts that, and so does the end of
 //!   the daemon.
 //!
@@ -47,7 +49,7 @@ const LOOK_EVERY: u64 = 5;
 /// thousands for all.
 const CONTINUED_AT_A_TIME: usize = 16;
 
-/// The end of the reason of a machine whose deletion has failed.
+/// The end of the reason of a machine whose deletion, reset or repeated start has failed.
 const TRIED_AGAIN: &str = "; it is tried again";
 
 /// Disks in a cloud have whole GiB.
@@ -117,7 +119,7 @@ impl Service {
         record.version = Some(name_of(&version));
         let detail = format!("{}, {}", name_of(&version), version.hash);
         self.save(&record, caller, "start", detail).await?;
-        self.finish_start(record, order).await
+        self.finish_start(record, order, false).await
     }
 
     /// Continues a start that was interrupted, with the version that it had.
@@ -128,7 +130,7 @@ impl Service {
             self.cloud_order("start", &record, &version).await
         };
         match order.await {
-            Ok(order) => self.finish_start(record, order).await,
+            Ok(order) => self.finish_start(record, order, true).await,
             // Tried again.
             Err(error) if is_passing(&error) => Err(error),
             Err(error) => Err(self.start_failed_in_cloud(record, error).await),
@@ -139,25 +141,31 @@ impl Service {
         &self,
         record: MachineRecord,
         order: CloudOrder,
+        is_repeated: bool,
     ) -> Result<MachineRecord, LifecycleError> {
         let asked_at = Instant::now();
         let cloud = self.cloud_of("start", &record)?;
         let started = self.unless_interrupted(record.uuid, cloud.start_machine(&order)).await;
-        self.started_in_cloud("start", record, started, asked_at).await
+        self.started_in_cloud("start", record, started, asked_at, is_repeated).await
     }
 
-    /// Records the end of a start or reset.
+    /// Records the end of a start or reset. If it is repeated, a failure that passes changes nothing: the machine may be on.
     async fn started_in_cloud(
         &self,
         what: &'static str,
         mut record: MachineRecord,
         started: Result<Result<CloudStarted, BackendError>, &'static str>,
         asked_at: Instant,
+        is_repeated: bool,
     ) -> Result<MachineRecord, LifecycleError> {
         let started = match started {
             Ok(Ok(started)) => started,
             Ok(Err(error)) => {
                 let error = LifecycleError::backend(what, &record.name)(error);
+                if is_repeated && is_passing(&error) {
+                    self.note_cloud_failure(&mut record, &error).await;
+                    return Err(error);
+                }
                 return Err(self.start_failed_in_cloud(record, error).await);
             }
             Err(why) => return Err(LifecycleError::CloudLeft { what, machine: record.name, why }),
@@ -238,7 +246,8 @@ impl Service {
         Ok(record)
     }
 
-    /// Shows why a deletion has failed, unless that is shown already. The reason of a failed start stays.
+    /// Shows why a deletion, a reset or a repeated start has failed, unless a reason is shown already. The reason of a failed
+    /// start stays.
     async fn note_cloud_failure(&self, record: &mut MachineRecord, error: &LifecycleError) {
         let reason = problem(error).to_string();
         if record.reason.is_some() {
@@ -249,7 +258,7 @@ impl Service {
         if let Err(unsaved) = self.save(record, &Caller::daemon(), "state", reason).await {
             tracing::error!(
                 machine = record.name,
-                "cannot record that a deletion has failed: {}",
+                "cannot record a failure in the cloud: {}",
                 problem(&unsaved)
             );
         }
@@ -272,7 +281,9 @@ impl Service {
         }
         // First, so that the machine stays as it is if this fails.
         let version = self.version_of("reset", &record, record.reference()).await?;
-        self.cloud_order("reset", &record, &version).await?;
+        let order = self.cloud_order("reset", &record, &version).await?;
+        let checked = self.cloud_of("reset", &record)?.check_machines(&order).await;
+        checked.map_err(LifecycleError::backend("reset", &record.name))?;
         record.state = MachineState::Stopping;
         record.reason = None;
         self.save(&record, caller, "reset", "its disk is discarded and it restarts").await?;
@@ -293,9 +304,11 @@ impl Service {
         };
         let cloud = self.cloud_of("reset", &record)?;
         let reset = self.unless_interrupted(record.uuid, cloud.reset_machine(&order)).await;
-        record.version = Some(version);
-        record.started_at_ms = Some(self.now_ms());
-        self.started_in_cloud("reset", record, reset, asked_at).await
+        if matches!(reset, Ok(Ok(_))) {
+            record.version = Some(version);
+            record.started_at_ms = Some(self.now_ms());
+        }
+        self.started_in_cloud("reset", record, reset, asked_at, true).await
     }
 
     /// Removes a machine that is off; with `force` also a machine that is on. The caller holds its lock.

@@ -32,6 +32,8 @@ pub struct Management {
     pub changed: usize,
     /// The bodies of the requests for tokens.
     pub logins: Vec<String>,
+    /// Whether each login is refused because of a wrong secret.
+    pub is_login_refused: bool,
     /// How many requests came, without requests for tokens and blobs.
     pub requests: usize,
     /// Faults by the number of the request.
@@ -102,6 +104,7 @@ impl Management {
             created: BTreeMap::new(),
             changed: 0,
             logins: Vec::new(),
+            is_login_refused: false,
             requests: 0,
             faults: HashMap::new(),
             rules: Vec::new(),
