@@ -23,15 +23,17 @@
 //!
 //! [`CloudMachines`]: crate::backend::CloudMachines
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use headwater_api::{
     CloudMachine, ImageVersion, MachineState, ProblemKind, PublishState, PublishedImage, Wanted,
 };
 use headwater_db::{ConnectionRecord, DbError, MachineRecord, Secret};
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::{OwnedMutexGuard, Semaphore, SemaphorePermit};
 use tokio::time::MissedTickBehavior;
+use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::{Explain, problem};
@@ -54,6 +56,25 @@ const TRIED_AGAIN: &str = "; it is tried again";
 
 /// Disks in a cloud have whole GiB.
 const GIB: u64 = 1 << 30;
+
+/// The machines that wait for their turn to be continued or asked for. A machine is locked only when its turn comes, so that a
+/// stop does not wait for other machines.
+#[derive(Debug)]
+struct Turns {
+    places: Semaphore,
+    /// Each machine waits once, however many rounds there are.
+    waiting: Mutex<BTreeSet<Uuid>>,
+}
+
+impl Turns {
+    /// Waits until few enough other machines are worked on.
+    async fn wait(&self, machine: Uuid) -> Option<SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        let place = self.places.acquire().await.ok();
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&machine);
+        place
+    }
+}
 
 /// A cloud and the connection of a machine.
 struct CloudPlace {
@@ -433,14 +454,15 @@ impl Service {
     pub async fn keep_clouds(&self) {
         let mut interval = tokio::time::interval(CONTINUE_INTERVAL);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let places = Arc::new(Semaphore::new(CONTINUED_AT_A_TIME));
+        let places = Semaphore::new(CONTINUED_AT_A_TIME);
+        let turns = Arc::new(Turns { places, waiting: Mutex::default() });
         for round in 0_u64.. {
             interval.tick().await;
             if self.is_stopping() {
                 return;
             }
             let looks = round % LOOK_EVERY == 0;
-            if let Err(error) = self.look_after_clouds(&places, looks).await
+            if let Err(error) = self.look_after_clouds(&turns, looks).await
                 && error.retry_after_s().is_none()
             {
                 tracing::error!("cannot look after the machines in clouds: {}", problem(&error));
@@ -448,17 +470,19 @@ impl Service {
         }
     }
 
-    async fn look_after_clouds(&self, places: &Arc<Semaphore>, looks: bool) -> Result<(), DbError> {
+    async fn look_after_clouds(&self, turns: &Arc<Turns>, looks: bool) -> Result<(), DbError> {
         let machines = self.db().read().await?.machines().of_clouds().await?;
         let is_due =
             |record: &MachineRecord| is_left(record) || (looks && record.state == MachineState::Running);
         for record in machines.into_iter().filter(is_due) {
-            // Somebody changes it now.
-            let Some(turn) = self.try_lock(record.uuid) else { continue };
-            let (service, places) = (self.clone(), Arc::clone(places));
+            if !turns.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(record.uuid) {
+                continue;
+            }
+            let (service, turns) = (self.clone(), Arc::clone(turns));
             tokio::spawn(async move {
-                // The semaphore is never closed.
-                let _permit = places.acquire_owned().await;
+                let _place = turns.wait(record.uuid).await;
+                // Otherwise somebody changes it now.
+                let Some(turn) = service.try_lock(record.uuid) else { return };
                 if let Err(error) = service.continue_in_cloud(&turn, &record).await {
                     tracing::warn!(machine = record.name, "{}", problem(&error));
                 }
