@@ -221,6 +221,13 @@ fn what_azure_cannot_do_is_refused_before_anything_is_made() {
     assert!(swept.contains("virtualMachines/hw-orphan: unneeded"), "{swept}");
     azure.server.management().resources.remove(&orphan);
 
+    // The OS disk of a machine has the tags of the machine, and is needed.
+    daemon.cli(&["machine", "start", "class-01"]).ok();
+    assert!(azure.resources().iter().any(|path| path.contains("_OsDisk_")), "{:?}", azure.resources());
+    let swept = daemon.cli(&["connection", "sweep", "prod"]).ok();
+    assert!(!swept.contains("_OsDisk_"), "{swept}");
+    daemon.cli(&["machine", "stop", "class-01"]).ok();
+
     // Azure refuses the machine: the start fails, and leaves nothing that costs.
     azure.server.management().sizes[0].is_restricted = true;
     daemon

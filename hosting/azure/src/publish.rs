@@ -515,7 +515,11 @@ pub async fn owned(arm: &Arm, scope: &Scope) -> Result<Vec<String>, AzureError> 
         found.extend(images);
     }
     found.extend(galleries);
-    found.extend(ours(&arm.list(&scope.compute_path("disks"), DISK_API, "").await?));
+    let disks = arm.list(&scope.compute_path("disks"), DISK_API, "").await?;
+    // Azure gives the OS disk of a machine the tags of the machine, and deletes it with the machine.
+    let unattached: Vec<Value> =
+        disks.into_iter().filter(|disk| disk.get("managedBy").is_none_or(Value::is_null)).collect();
+    found.extend(ours(&unattached));
     Ok(found)
 }
 

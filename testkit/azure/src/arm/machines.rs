@@ -198,12 +198,12 @@ impl Management {
         }
     }
 
-    /// A managed OS disk is a resource of its own, without the tags of the machine.
+    /// A managed OS disk is a resource of its own, with the tags of the machine.
     fn make_os_disk(&mut self, path: &str) {
         let Some(vm) = self.resources.get(path).filter(|vm| !is_ephemeral(vm)) else { return };
         let (group, name) = path.split_once(MACHINES).unwrap_or_default();
         let disk = format!("{group}{DISKS}/{}_OsDisk_1", name.trim_start_matches('/'));
-        let body = json!({"id": disk, "location": vm["location"], "managedBy": path, "properties": {"provisioningState": "Succeeded"}});
+        let body = json!({"id": disk, "location": vm["location"], "tags": vm["tags"], "managedBy": path, "properties": {"provisioningState": "Succeeded"}});
         self.resources.insert(disk, body);
     }
 
