@@ -86,10 +86,10 @@ impl CloudScheme {
             let message = format!("'{admin_user}' cannot be the user with administrator rights");
             return wrong(message, "use 1 to 32 of a-z, 0-9, '-' and '_', but not root or admin");
         }
-        let is_key = ["ssh-", "ecdsa-"].iter().any(|start| ssh_key.starts_with(start));
-        if !is_key || !ssh_key.contains(' ') {
+        // Azure accepts no others.
+        if !["ssh-rsa ", "ssh-ed25519 "].iter().any(|start| ssh_key.starts_with(start)) {
             return wrong(
-                "the SSH key is not a public key".to_owned(),
+                "the SSH key is not a public key of the kind ssh-rsa or ssh-ed25519".to_owned(),
                 "give the line of a file such as ~/.ssh/id_ed25519.pub",
             );
         }
@@ -168,6 +168,7 @@ mod tests {
         refused(|it| it.admin_user = "root".to_owned(), "'root' cannot be the user");
         refused(|it| it.admin_user = "Anna".to_owned(), "'Anna' cannot be the user");
         refused(|it| it.ssh_key = "-----BEGIN OPENSSH PRIVATE KEY-----".to_owned(), "not a public key");
+        refused(|it| it.ssh_key = "ecdsa-sha2-nistp256 AAAA a@b".to_owned(), "ssh-rsa or ssh-ed25519");
         refused(|it| it.size = "x".repeat(5000), "is too long");
         refused(|it| it.ssh_key.push('\n'), "control characters");
     }

@@ -5,7 +5,7 @@ use headwater_api::name::ImageRef;
 use headwater_api::{
     CacheSettings, CloudScheme, CreateCatalog, CreateMachine, MAX_CLOUD_USER_DATA_BYTES, Problem, ProblemKind,
 };
-use headwater_db::{CatalogRecord, ConnectionRecord, DbError};
+use headwater_db::{CatalogRecord, ConnectionRecord, DbError, MachineRecord};
 use uuid::Uuid;
 
 use crate::Service;
@@ -31,6 +31,8 @@ pub(crate) enum CloudCatalogError {
         "the user data has {bytes} bytes, and a machine in a cloud has {MAX_CLOUD_USER_DATA_BYTES} at most"
     )]
     LongUserData { bytes: usize },
+    #[error("'{0}' cannot be the host name of a machine in a cloud")]
+    HostName(String),
     #[error(transparent)]
     Backend(#[from] BackendError),
     #[error(transparent)]
@@ -40,9 +42,10 @@ pub(crate) enum CloudCatalogError {
 impl Explain for CloudCatalogError {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::OnlyOnHosts { .. } | Self::SmallDisk { .. } | Self::LongUserData { .. } => {
-                ProblemKind::Invalid
-            }
+            Self::OnlyOnHosts { .. }
+            | Self::SmallDisk { .. }
+            | Self::LongUserData { .. }
+            | Self::HostName(_) => ProblemKind::Invalid,
             Self::NotPublished { .. } => ProblemKind::Conflict,
             Self::Backend(source) => source.kind(),
             Self::Db(source) => source.kind(),
@@ -58,6 +61,9 @@ impl Explain for CloudCatalogError {
                 Some(format!("'headwater image publish {version} --connection {connection}' publishes it"))
             }
             Self::SmallDisk { .. } => Some("leave out --os-disk, or make it larger".to_owned()),
+            Self::HostName(_) => {
+                Some("use 1 to 64 letters, digits and '-', without '-' at the start or end".to_owned())
+            }
             Self::LongUserData { .. } => Some("have it download what is long".to_owned()),
             Self::Backend(source) => source.advice().map(str::to_owned),
             Self::Db(source) => source.advice(),
@@ -181,7 +187,28 @@ pub(crate) fn check_machine(catalog: &CatalogRecord, request: &CreateMachine) ->
     let why = match what {
         Some(what) => CloudCatalogError::OnlyOnHosts { connection: cloud.connection.clone(), what },
         None if bytes > MAX_CLOUD_USER_DATA_BYTES => CloudCatalogError::LongUserData { bytes },
-        None => return Ok(()),
+        None => match request.host_name.as_deref().filter(|name| !is_computer_name(name)) {
+            Some(name) => CloudCatalogError::HostName(name.to_owned()),
+            None => return Ok(()),
+        },
     };
     Err(Failure(problem(&why).during(format!("cannot create machine '{}'", request.name))))
+}
+
+/// Whether a guest in a cloud can have this host name. It is stricter than for machines on hosts: no dots.
+fn is_computer_name(name: &str) -> bool {
+    (1..=64).contains(&name.len())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+        && !name.starts_with('-')
+        && !name.ends_with('-')
+}
+
+/// Fails for a new machine in a cloud whose own user data, after its template is filled in, is too long.
+pub(crate) fn check_user_data(machine: &MachineRecord) -> Result<(), Failure> {
+    let bytes = machine.identity.user_data.as_ref().map_or(0, String::len);
+    if machine.connection.is_none() || bytes <= MAX_CLOUD_USER_DATA_BYTES {
+        return Ok(());
+    }
+    let why = problem(&CloudCatalogError::LongUserData { bytes });
+    Err(Failure(why.during(format!("cannot create machine '{}'", machine.name))))
 }

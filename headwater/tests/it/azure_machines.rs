@@ -205,6 +205,9 @@ fn what_azure_cannot_do_is_refused_before_anything_is_made() {
     on_hosts(&["catalog", "set", "class", "--keep-ready", "1"], 2);
     on_hosts(&["catalog", "set", "class", "--memory", "1G"], 2);
     on_hosts(&["machine", "create", "class-07", "--catalog", "class", "--memory", "1G"], 2);
+    daemon
+        .cli(&["machine", "create", "class-07", "--catalog", "class", "--host-name", "a.lab.example"])
+        .fails(2, &["'a.lab.example' cannot be the host name", "without '-' at the start"]);
 
     // A forced stop does not wait for the end of a start, and leaves nothing either.
     begin_start(&azure, &daemon, "class-01");

@@ -415,6 +415,19 @@ impl Service {
             return Err(LifecycleError::Unknown(record.name.clone()));
         };
         let Some(scheme) = catalog.cloud else { return Err(LifecycleError::Unknown(record.name.clone())) };
+        let os_disk_bytes = os_disk_bytes(scheme.os_disk_bytes, version);
+        // The catalog may have got a larger version since it was created.
+        if os_disk_bytes < version.size_bytes {
+            let (name, needs) = (name_of(version), version.size_bytes);
+            let small = format!(
+                "the OS disks of catalog '{}' have {os_disk_bytes} bytes, and {name} needs {needs}",
+                catalog.name
+            );
+            let small = BackendError::new(ProblemKind::Invalid, small).advise(
+                "create another catalog with a larger --os-disk, or let this one boot a smaller version",
+            );
+            return Err(LifecycleError::backend(what, &record.name)(small));
+        }
         let Some(published) = self.published_version(&connection_name, version).await? else {
             return Err(LifecycleError::NotPublished {
                 what,
@@ -425,7 +438,7 @@ impl Service {
         };
         Ok(CloudOrder {
             connection,
-            os_disk_bytes: os_disk_bytes(scheme.os_disk_bytes, version),
+            os_disk_bytes,
             scheme,
             published,
             uuid: record.uuid,

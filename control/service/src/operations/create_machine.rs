@@ -318,6 +318,7 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
     resolve_and_hold(service, &plan).await?;
     let (user_data, mac) = (plan.user_data.clone(), plan.mac.clone());
     let mut record = record(service, plan)?;
+    cloud_catalogs::check_user_data(&record)?;
     let name = record.name.clone();
     let failed = |source| Error::Db { machine: name.clone(), source };
     let mut repo = service.db().write().await.map_err(failed)?;

@@ -217,8 +217,8 @@ impl MachineSpec {
         );
         need(self.subnet.starts_with("/subscriptions/"), "the subnet must be a path");
         need(
-            self.ssh_key.starts_with("ssh-") || self.ssh_key.starts_with("ecdsa-"),
-            "the SSH key is not a public key",
+            self.ssh_key.starts_with("ssh-rsa ") || self.ssh_key.starts_with("ssh-ed25519 "),
+            "the SSH key is not a public key of the kind ssh-rsa or ssh-ed25519",
         );
         need(
             !self.admin_user.is_empty() && self.admin_user != "root",
