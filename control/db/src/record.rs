@@ -473,6 +473,8 @@ pub struct RunRecord {
 pub struct ConnectionRecord {
     /// All except its secret. Its name is unique.
     pub connection: Connection,
+    /// The owner of all resources that are made with it, as in their tags. It stays, whichever controller uses the database.
+    pub owner: String,
     /// Its client secret, if it has one. Unread in a list.
     pub secret: Option<Secret>,
 }

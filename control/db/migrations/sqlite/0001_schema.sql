@@ -42,12 +42,14 @@ CREATE TABLE join_tokens (
 ) STRICT;
 
 -- Resource groups in a cloud, each with the identity with which it is used. `secret` is the client secret; it is encrypted.
+-- `owner` is in the tags of all resources there.
 CREATE TABLE connections (
     name           TEXT    NOT NULL PRIMARY KEY,
     subscription   TEXT    NOT NULL,
     tenant         TEXT    NOT NULL,
     resource_group TEXT    NOT NULL,
     region         TEXT    NOT NULL,
+    owner          TEXT    NOT NULL,
     auth           TEXT    NOT NULL,
     client_id      TEXT,
     secret         BLOB   ,

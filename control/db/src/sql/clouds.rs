@@ -33,7 +33,8 @@ fn connection(row: &Row) -> Result<Connection, DbError> {
 
 fn unread(row: &Row) -> Result<ConnectionRecord, DbError> {
     let stored: Option<Vec<u8>> = row.get("secret")?;
-    Ok(ConnectionRecord { connection: connection(row)?, secret: stored.map(|_| Secret::unread()) })
+    let (connection, owner) = (connection(row)?, row.get("owner")?);
+    Ok(ConnectionRecord { connection, owner, secret: stored.map(|_| Secret::unread()) })
 }
 
 fn published(row: &Row) -> Result<PublishedImage, DbError> {
@@ -66,7 +67,7 @@ fn operation(row: &Row) -> Result<CloudOperation, DbError> {
 #[async_trait]
 impl CloudRepository for Clouds<'_> {
     async fn add(&mut self, record: &ConnectionRecord) -> Result<(), DbError> {
-        let ConnectionRecord { connection, secret } = record;
+        let ConnectionRecord { connection, owner, secret } = record;
         let secret = secret.as_ref().map(|secret| {
             let text = secret.reveal();
             self.0.key.encrypt(SECRET, &connection.name, text)
@@ -77,6 +78,7 @@ impl CloudRepository for Clouds<'_> {
             .set("tenant", &connection.tenant)
             .set("resource_group", &connection.group)
             .set("region", &connection.region)
+            .set("owner", owner)
             .set("auth", connection.auth.name())
             .set("client_id", &connection.client_id)
             .set("secret", secret.transpose()?)
@@ -93,7 +95,8 @@ impl CloudRepository for Clouds<'_> {
         let Some(row) = found else { return Ok(None) };
         let stored: Option<Vec<u8>> = row.get("secret")?;
         let secret = stored.map(|stored| self.0.key.decrypt(SECRET, name, stored)).transpose()?;
-        Ok(Some(ConnectionRecord { connection: connection(&row)?, secret: secret.map(Secret::new) }))
+        let (connection, owner) = (connection(&row)?, row.get("owner")?);
+        Ok(Some(ConnectionRecord { connection, owner, secret: secret.map(Secret::new) }))
     }
 
     async fn list(&mut self) -> Result<Vec<ConnectionRecord>, DbError> {

@@ -25,6 +25,7 @@ pub fn connection(name: &str) -> ConnectionRecord {
             created_by: "uid 0".to_owned(),
             created_at_ms: 5,
         },
+        owner: "1b4e28ba-2fa1-11d2-883f-0016d3cca427".to_owned(),
         secret: Some(Secret::new("a client secret".to_owned())),
     }
 }

@@ -145,6 +145,9 @@ pub trait CloudMachines: Send + Sync + 'static {
 /// - No error contains a secret.
 #[async_trait]
 pub trait Cloud: CloudMachines {
+    /// The owner of the resources of a connection that is added now.
+    fn owner(&self) -> String;
+
     /// Fails if the settings of a connection cannot be right. Sends no request.
     fn accept(&self, connection: &ConnectionRecord) -> Result<(), BackendError>;
 

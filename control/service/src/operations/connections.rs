@@ -150,10 +150,10 @@ pub(super) async fn create_connection(
     let named = request.name.clone();
     name::check_label("connection", &named)
         .map_err(|problem| Failure(problem.during("cannot add the connection")))?;
-    let record = record_of(request, &caller, service.now_ms())
-        .map_err(|why| Error::Invalid(named.clone(), why.to_owned()))?;
     let during = |problem: Problem| Failure(problem.during(format!("cannot add connection '{named}'")));
     let cloud = service.cloud().map_err(during)?;
+    let record = record_of(request, &caller, service.now_ms(), cloud.owner())
+        .map_err(|why| Error::Invalid(named.clone(), why.to_owned()))?;
     cloud.accept(&record).map_err(|error| during(problem(&error)))?;
     let handle = service.clone();
     let work = async move {
@@ -190,6 +190,7 @@ fn record_of(
     request: CreateConnection,
     caller: &Caller,
     created_at_ms: u64,
+    owner: String,
 ) -> Result<ConnectionRecord, &'static str> {
     let CreateConnection {
         name,
@@ -231,6 +232,7 @@ fn record_of(
             created_by: caller.principal.clone(),
             created_at_ms,
         },
+        owner,
         secret,
     })
 }

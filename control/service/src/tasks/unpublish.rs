@@ -217,6 +217,7 @@ mod tests {
                 created_by: String::new(),
                 created_at_ms: 0,
             },
+            owner: String::new(),
             secret: None,
         }
     }

@@ -47,7 +47,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct AzureClouds {
     store: Arc<dyn Store>,
     db: Arc<dyn Database>,
-    /// The owner of all resources that this daemon makes.
+    /// The owner of the resources of connections that are added now. Another one stays the owner of those that are there.
     owner: String,
     clock: Arc<dyn Clock>,
     shared: Mutex<SharedParts>,
@@ -71,7 +71,7 @@ struct Connected {
 }
 
 impl AzureClouds {
-    /// Clouds for the owner with this identifier. No request is sent yet.
+    /// Clouds whose new connections are for the owner with this identifier. No request is sent yet.
     pub fn new(store: Arc<dyn Store>, db: Arc<dyn Database>, owner: String) -> Self {
         let clock = Arc::new(HostClock::start());
         Self { store, db, owner, clock, shared: Mutex::default() }
@@ -120,7 +120,7 @@ impl AzureClouds {
             }
         };
         drop(shared);
-        let owner = self.owner.clone();
+        let owner = record.owner.clone();
         Ok(Arc::new(Arm::new(http, group_pacer, self.clock.clone(), tokens, Arc::new(journal), owner)))
     }
 
@@ -152,29 +152,28 @@ impl AzureClouds {
             remarks,
         })
     }
+}
 
-    /// The place of a version in Azure.
-    fn publication(
-        &self,
-        connection: &Connection,
-        published: &PublishedImage,
-        has_nvme: bool,
-    ) -> Result<Publication, BackendError> {
-        let number = u32::try_from(published.version).map_err(|_| {
-            let what = format!("there is no version {}", published.version);
-            BackendError::new(ProblemKind::NotFound, what)
-        })?;
-        Ok(Publication {
-            scope: scope_of(connection),
-            gallery: Publication::gallery_of(&self.owner),
-            image: published.image.clone(),
-            number,
-            content: published.hash.clone(),
-            generation: if published.generation == 1 { Generation::One } else { Generation::Two },
-            has_nvme,
-            replicas: published.replicas,
-        })
-    }
+/// The place of a version in Azure.
+fn publication(
+    record: &ConnectionRecord,
+    published: &PublishedImage,
+    has_nvme: bool,
+) -> Result<Publication, BackendError> {
+    let number = u32::try_from(published.version).map_err(|_| {
+        let what = format!("there is no version {}", published.version);
+        BackendError::new(ProblemKind::NotFound, what)
+    })?;
+    Ok(Publication {
+        scope: scope_of(&record.connection),
+        gallery: Publication::gallery_of(&record.owner),
+        image: published.image.clone(),
+        number,
+        content: published.hash.clone(),
+        generation: if published.generation == 1 { Generation::One } else { Generation::Two },
+        has_nvme,
+        replicas: published.replicas,
+    })
 }
 
 /// The journal of the work on a version.
@@ -262,6 +261,10 @@ fn check_url(text: &str) -> Result<(), String> {
 
 #[async_trait]
 impl Cloud for AzureClouds {
+    fn owner(&self) -> String {
+        self.owner.clone()
+    }
+
     fn accept(&self, record: &ConnectionRecord) -> Result<(), BackendError> {
         check_settings(&record.connection).map_err(|why| BackendError::new(ProblemKind::Invalid, why))?;
         credential(record).map(drop)
@@ -292,7 +295,7 @@ impl Cloud for AzureClouds {
             return Err(BackendError::new(ProblemKind::Unavailable, what)
                 .advise("give it the role Contributor on the resource group, or a role with these rights"));
         }
-        let publication = self.publication(&order.connection.connection, &order.published, order.nvme)?;
+        let publication = publication(&order.connection, &order.published, order.nvme)?;
         // The layout is refused here too, before anything is made.
         let (store, version) = (self.store.clone(), order.version.clone());
         blocking("read a version", move || VersionPages::open(&*store, &version).map(drop)).await?;
@@ -302,13 +305,13 @@ impl Cloud for AzureClouds {
     }
 
     async fn is_published(&self, order: &PublishOrder) -> Result<bool, BackendError> {
-        let publication = self.publication(&order.connection.connection, &order.published, order.nvme)?;
+        let publication = publication(&order.connection, &order.published, order.nvme)?;
         let arm = self.arm(&order.connection, &work_on(&order.published))?;
         publish::is_there(&arm, &publication).await.map_err(azure_failed)
     }
 
     async fn publish(&self, order: &PublishOrder, control: Arc<TaskControl>) -> Result<u64, BackendError> {
-        let publication = self.publication(&order.connection.connection, &order.published, order.nvme)?;
+        let publication = publication(&order.connection, &order.published, order.nvme)?;
         let (store, version) = (self.store.clone(), order.version.clone());
         let pages = blocking("read a version", move || VersionPages::open(&*store, &version)).await?;
         let arm = self.arm(&order.connection, &work_on(&order.published))?;
@@ -319,7 +322,7 @@ impl Cloud for AzureClouds {
     }
 
     async fn unpublish(&self, order: &UnpublishOrder, control: Arc<TaskControl>) -> Result<(), BackendError> {
-        let publication = self.publication(&order.connection.connection, &order.published, false)?;
+        let publication = publication(&order.connection, &order.published, false)?;
         let arm = self.arm(&order.connection, &work_on(&order.published))?;
         let rest = Rest { definition: order.is_last_of_image, gallery: order.is_last };
         let report = |step| show(&control, step);
@@ -334,7 +337,7 @@ impl Cloud for AzureClouds {
     ) -> Result<Vec<String>, BackendError> {
         let mut needed = self.paths_of(record, machines)?;
         for row in published {
-            let publication = self.publication(&record.connection, row, false)?;
+            let publication = publication(record, row, false)?;
             needed.push(publication.version_path());
             needed.push(publication.definition_path());
             needed.push(publication.gallery_path());

@@ -34,7 +34,7 @@ pub(super) async fn add_desk(fixture: &Fixture) {
         ..fixture.record().await
     };
     let mut repo = fixture.db.write().await.unwrap();
-    repo.clouds().add(&ConnectionRecord { connection, secret: None }).await.unwrap();
+    repo.clouds().add(&ConnectionRecord { connection, owner: String::new(), secret: None }).await.unwrap();
     repo.machines().add(&desk).await.unwrap();
     repo.save().await.unwrap();
 }
