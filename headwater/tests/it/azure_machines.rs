@@ -166,6 +166,21 @@ fn a_reset_that_azure_refuses_leaves_the_machine_on() {
 }
 
 #[test]
+fn a_backup_size_is_used_while_azure_restricts_the_first() {
+    const E8: &str = "Standard_E8ds_v5";
+    let (azure, daemon) = published();
+    offer(&azure, E8);
+    daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
+    create(&daemon, "class", "debian@1", D8, &["--backup-size", E8, "--count", "1"]).ok();
+    azure.server.management().sizes[0].is_restricted = true;
+    // The next daemon reads the sizes again.
+    let daemon = Daemon::start_in(daemon.kill(), |_| {});
+    daemon.cli(&["machine", "start", "class-01"]).ok();
+    let shown = daemon.cli(&["machine", "show", "class-01"]).ok();
+    assert!(shown.contains(E8), "{shown}");
+}
+
+#[test]
 fn what_azure_cannot_do_is_refused_before_anything_is_made() {
     let (azure, daemon) = published();
     daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();

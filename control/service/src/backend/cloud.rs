@@ -117,6 +117,10 @@ pub trait CloudMachines: Send + Sync + 'static {
     /// OS disk. Changes nothing in the cloud. The UUID, names and user data of the order are not used.
     async fn check_machines(&self, order: &CloudOrder) -> Result<(), BackendError>;
 
+    /// Fails if a machine that is on could not be created again now: the cloud cannot be asked, or offers none of its sizes.
+    /// Changes nothing in the cloud.
+    async fn check_reset(&self, order: &CloudOrder) -> Result<(), BackendError>;
+
     /// Creates a machine with a pristine disk, or finds the one that an earlier call has created. It is on afterwards.
     async fn start_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError>;
 

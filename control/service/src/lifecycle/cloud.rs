@@ -303,7 +303,7 @@ impl Service {
         // First, so that the machine stays as it is if this fails.
         let version = self.version_of("reset", &record, record.reference()).await?;
         let order = self.cloud_order("reset", &record, &version).await?;
-        let checked = self.cloud_of("reset", &record)?.check_machines(&order).await;
+        let checked = self.cloud_of("reset", &record)?.check_reset(&order).await;
         checked.map_err(LifecycleError::backend("reset", &record.name))?;
         record.state = MachineState::Stopping;
         record.reason = None;

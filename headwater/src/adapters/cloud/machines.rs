@@ -48,7 +48,10 @@ pub struct MachinesOfConnection {
 /// The sizes that a region offers.
 struct Offered {
     offers: Offers,
+    /// The sizes that the subscription can use.
     table: SizeTable,
+    /// All sizes, with those that the subscription cannot use now.
+    listed: SizeTable,
     read_at: Duration,
 }
 
@@ -123,20 +126,32 @@ impl AzureClouds {
         }
         let scope = scope_of(&of.record.connection);
         let offers = sizes::offers(&of.arm, &scope).await.map_err(azure_failed)?;
-        let text = sizes::table(&offers, &scope.region, &today()?.to_string());
+        let date = today()?.to_string();
+        let text = sizes::table(&offers, &scope.region, &date);
         let table = SizeTable::parse(&text).map_err(|why| {
             let what = format!("cannot read the sizes that Azure offers in {}: {why}", scope.region);
             BackendError::new(ProblemKind::Failed, what)
         })?;
-        let offered = Arc::new(Offered { offers, table, read_at: now });
+        let mut all = offers.clone();
+        all.sizes.iter_mut().for_each(|size| size.refusal = None);
+        // A size that nobody can use must not hide the others.
+        let listed = SizeTable::parse(&sizes::table(&all, &scope.region, &date));
+        let listed = listed.unwrap_or_else(|_| table.clone());
+        let offered = Arc::new(Offered { offers, table, listed, read_at: now });
         *kept = Some(offered.clone());
         Ok(offered)
     }
 
-    /// The description of a machine, with the place of its OS disk on each size.
-    async fn spec(&self, of: &MachinesOfConnection, order: &CloudOrder) -> Result<MachineSpec, BackendError> {
+    /// The description of a machine, with the place of its OS disk on each size. `needs_all`: fails if the subscription cannot
+    /// use one of the sizes now. Otherwise Azure refuses that size when its turn comes, and the next size is tried.
+    async fn spec(
+        &self,
+        of: &MachinesOfConnection,
+        order: &CloudOrder,
+        needs_all: bool,
+    ) -> Result<MachineSpec, BackendError> {
         let offered = self.offered(of).await?;
-        let choices = offered.choices(order)?;
+        let choices = offered.choices(order, needs_all)?;
         let CloudScheme { zones, subnet, security_group, admin_user, ssh_key, .. } = order.scheme.clone();
         let gib = order.os_disk_bytes / headwater_sizes::size::GIB;
         Ok(MachineSpec {
@@ -171,11 +186,12 @@ fn today() -> Result<Date, BackendError> {
 
 impl Offered {
     /// The sizes of a scheme in their order, each with the place of the OS disk.
-    fn choices(&self, order: &CloudOrder) -> Result<Vec<SizeChoice>, BackendError> {
+    fn choices(&self, order: &CloudOrder, needs_all: bool) -> Result<Vec<SizeChoice>, BackendError> {
+        let table = if needs_all { &self.table } else { &self.listed };
         let region = &order.connection.connection.region;
         let scheme = scheme_of(&order.scheme)?;
         for size in std::iter::once(&scheme.size).chain(&scheme.backup_size) {
-            if self.table.size(size).is_none() {
+            if table.size(size).is_none() {
                 return Err(not_offered(region, size, &self.table));
             }
         }
@@ -184,7 +200,7 @@ impl Offered {
             generation: Some(if order.published.generation == 1 { Generation::One } else { Generation::Two }),
             architecture: Architecture::X64,
         };
-        let report = scheme.check(image, &self.table, today()?);
+        let report = scheme.check(image, table, today()?);
         if !report.refusals.is_empty() {
             return Err(refused(&report.refusals));
         }
@@ -194,7 +210,7 @@ impl Offered {
             let (Some(offer), Some(placement)) = (offer, landing.placement) else { continue };
             let wanted = &order.scheme.zones;
             let has = |zone: &u8| offer.zones.contains(&zone.to_string());
-            if !wanted.is_empty() && !wanted.iter().any(has) {
+            if needs_all && !wanted.is_empty() && !wanted.iter().any(has) {
                 let zones: Vec<String> = wanted.iter().map(ToString::to_string).collect();
                 let what = format!("{region} does not offer {} in zone {}", offer.name, zones.join(" or "));
                 return Err(BackendError::new(ProblemKind::Invalid, what)
@@ -282,12 +298,23 @@ fn started(created: Created) -> CloudStarted {
 impl CloudMachines for AzureClouds {
     async fn check_machines(&self, order: &CloudOrder) -> Result<(), BackendError> {
         let of = self.machines(&order.connection)?;
-        self.spec(&of, order).await?.check().map_err(azure_failed)
+        self.spec(&of, order, true).await?.check().map_err(azure_failed)
+    }
+
+    async fn check_reset(&self, order: &CloudOrder) -> Result<(), BackendError> {
+        let of = self.machines(&order.connection)?;
+        self.spec(&of, order, false).await?.check().map_err(azure_failed)?;
+        let offered = self.offered(&of).await?;
+        let CloudScheme { size, backup_sizes, .. } = &order.scheme;
+        if std::iter::once(size).chain(backup_sizes).any(|size| offered.table.size(size).is_some()) {
+            return Ok(());
+        }
+        Err(not_offered(&order.connection.connection.region, size, &offered.table))
     }
 
     async fn start_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError> {
         let (of, id) = self.machines_for(&order.connection, order.uuid).await?;
-        let spec = self.spec(&of, order).await?;
+        let spec = self.spec(&of, order, false).await?;
         let created = match of.machines.start(&id, &spec).await {
             // The machine was off, so the disk of what exists there is not wanted.
             Err(error) if error.kind() == AzureErrorKind::Exists => of.machines.reset(&id, &spec).await,
@@ -298,7 +325,7 @@ impl CloudMachines for AzureClouds {
 
     async fn reset_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError> {
         let (of, id) = self.machines_for(&order.connection, order.uuid).await?;
-        let spec = self.spec(&of, order).await?;
+        let spec = self.spec(&of, order, false).await?;
         of.machines.reset(&id, &spec).await.map(started).map_err(azure_failed)
     }
 
