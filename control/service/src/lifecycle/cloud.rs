@@ -7,8 +7,9 @@
 //! | `running` | running | the cloud has created it | the cloud is asked for it |
 //! | `stopping` | running | it is being reset | the reset is repeated |
 //! | `stopping` | stopped | it is being deleted | the deletion continues |
-//! | `stopped`, `created` | stopped | it does not exist; its address may | - |
-//! | `lost` | running | somebody has deleted it in the cloud | - |
+//! | `stopped`, `created` | stopped | it does not exist; its address may | the cloud is asked for it, once |
+//! | `stopped`, with `cloud` | stopped | somebody has switched it off in the cloud | the cloud is asked for it |
+//! | `lost` | running | somebody has deleted it in the cloud | the cloud is asked for it |
 //!
 //! - The wanted state and the event that names the caller are saved before the first request. Each of these states can be
 //!   continued, because [`CloudMachines`] completes what was left: a crash at any point leaves no second machine, and no
@@ -44,7 +45,7 @@ use crate::lifecycle::LifecycleError;
 /// How often machines that are neither on nor off are looked for.
 const CONTINUE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// In each of so many rounds, the cloud is asked for the machines that are on: every 5 minutes.
+/// In each of so many rounds, the cloud is asked for the machines that are on, or that others have changed: every 5 minutes.
 const LOOK_EVERY: u64 = 5;
 
 /// How many machines are continued or asked for at the same time. Azure permits 12 requests a minute for one machine, and
@@ -74,6 +75,16 @@ impl Turns {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).remove(&machine);
         place
     }
+}
+
+/// For which machines that are on or off the cloud is asked in a round.
+#[derive(Clone, Copy)]
+enum Looks {
+    /// For all, because the database may be older than the machines: it may have been restored.
+    ForAll,
+    /// For those that exist in the cloud, or whose end others have caused.
+    ForKnown,
+    ForNone,
 }
 
 /// A cloud and the connection of a machine.
@@ -474,7 +485,11 @@ impl Service {
             if self.is_stopping() {
                 return;
             }
-            let looks = round % LOOK_EVERY == 0;
+            let looks = match round {
+                0 => Looks::ForAll,
+                round if round % LOOK_EVERY == 0 => Looks::ForKnown,
+                _ => Looks::ForNone,
+            };
             if let Err(error) = self.look_after_clouds(&turns, looks).await
                 && error.retry_after_s().is_none()
             {
@@ -483,10 +498,16 @@ impl Service {
         }
     }
 
-    async fn look_after_clouds(&self, turns: &Arc<Turns>, looks: bool) -> Result<(), DbError> {
+    async fn look_after_clouds(&self, turns: &Arc<Turns>, looks: Looks) -> Result<(), DbError> {
         let machines = self.db().read().await?.machines().of_clouds().await?;
-        let is_due =
-            |record: &MachineRecord| is_left(record) || (looks && record.state == MachineState::Running);
+        let is_due = |record: &MachineRecord| {
+            is_left(record)
+                || match looks {
+                    Looks::ForAll => true,
+                    Looks::ForKnown => !is_gone(record),
+                    Looks::ForNone => false,
+                }
+        };
         for record in machines.into_iter().filter(is_due) {
             if !turns.waiting.lock().unwrap_or_else(PoisonError::into_inner).insert(record.uuid) {
                 continue;
@@ -520,6 +541,9 @@ impl Service {
             (MachineState::Stopping, Wanted::Running) => self.finish_reset(record).await.map(drop),
             (MachineState::Stopping, Wanted::Stopped) => self.finish_stop(record).await.map(drop),
             (MachineState::Running, _) => self.look_in_cloud(record).await,
+            (MachineState::Created | MachineState::Stopped | MachineState::Lost, _) => {
+                self.look_again_in_cloud(record).await
+            }
             _ => Ok(()),
         }
     }
@@ -540,10 +564,7 @@ impl Service {
                 record.state = MachineState::Stopped;
                 record.wanted = Wanted::Stopped;
                 record.cloud = Some(there.machine);
-                let name = &record.name;
-                format!(
-                    "somebody has switched it off in the cloud, where it still costs; 'headwater machine stop {name}' deletes it there"
-                )
+                switched_off(&record.name)
             }
             Some(there) => {
                 let is_new = before.as_ref().is_some_and(|before| before.vm_id != there.machine.vm_id);
@@ -562,6 +583,45 @@ impl Service {
         record.reason = Some(detail.clone());
         self.save(&record, &Caller::daemon(), "state", detail).await
     }
+
+    /// Asks the cloud for a machine that is off or lost, and records if it is there: otherwise it costs for ever, and nobody
+    /// knows it.
+    async fn look_again_in_cloud(&self, mut record: MachineRecord) -> Result<(), LifecycleError> {
+        let CloudPlace { cloud, connection } = self.place_of("look after", &record).await?;
+        let asking = cloud.machine_state(&connection, record.uuid);
+        let Ok(there) = self.unless_interrupted(record.uuid, asking).await else { return Ok(()) };
+        let there = there.map_err(LifecycleError::backend("look after", &record.name))?;
+        let before = record.cloud.take();
+        let detail = match there {
+            // It is as it is recorded.
+            None if before.is_none() || record.state == MachineState::Lost => return Ok(()),
+            Some(there) if there.is_off && record.state == MachineState::Stopped && before.is_some() => {
+                return Ok(());
+            }
+            None => "somebody has deleted it in the cloud; it is off".to_owned(),
+            Some(there) if there.is_off => {
+                record.state = MachineState::Stopped;
+                record.wanted = Wanted::Stopped;
+                record.cloud = Some(there.machine);
+                switched_off(&record.name)
+            }
+            Some(there) => {
+                record.state = MachineState::Running;
+                record.wanted = Wanted::Running;
+                record.cloud = Some(there.machine);
+                "it is on in the cloud, though it was recorded as off or lost".to_owned()
+            }
+        };
+        record.reason = Some(detail.clone());
+        self.save(&record, &Caller::daemon(), "state", detail).await
+    }
+}
+
+/// Why a machine is off that costs.
+fn switched_off(machine: &str) -> String {
+    format!(
+        "somebody has switched it off in the cloud, where it still costs; 'headwater machine stop {machine}' deletes it there"
+    )
 }
 
 /// `IMAGE@NUMBER`.
