@@ -431,6 +431,34 @@ impl Arm {
         Ok(open)
     }
 
+    /// As [`Arm::recover`], before a machine is deleted: a creation of the machine is not waited for, but ended.
+    pub async fn recover_to_delete(&self) -> Result<(), AzureError> {
+        for entry in self.journal.open().await? {
+            if matches!(entry.verb, Verb::Make) && entry.path.contains("/virtualMachines/") {
+                self.end_made(&entry).await?;
+            } else {
+                self.recover_one(&entry).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes what an interrupted creation has made, or still makes.
+    async fn end_made(&self, entry: &Entry) -> Result<(), AzureError> {
+        let path = &entry.path;
+        // It may become visible late.
+        let there = self.find_made(path, &entry.api_version).await?;
+        if there.is_none_or(|there| owner_of(&there) != Some(self.owner.as_str())) {
+            let action = format!("cannot complete the interrupted request for {path}");
+            return self.journal.end(path).await.map_err(|error| error.during(&action));
+        }
+        match self.delete(path, &entry.api_version).await {
+            // The entry stays, and the caller deletes it again.
+            Err(error) if error.kind() == AzureErrorKind::Busy => Ok(()),
+            deleted => deleted,
+        }
+    }
+
     async fn recover_one(&self, entry: &Entry) -> Result<(), AzureError> {
         let (path, action) =
             (&entry.path, format!("cannot complete the interrupted request for {}", entry.path));

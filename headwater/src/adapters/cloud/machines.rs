@@ -109,11 +109,31 @@ impl AzureClouds {
         record: &ConnectionRecord,
         machine: Uuid,
     ) -> Result<(Arc<MachinesOfConnection>, MachineId), BackendError> {
-        let id = MachineId::parse(&machine.to_string()).map_err(azure_failed)?;
-        let journal = DbJournal::new(self.db.clone(), record.connection.name.clone(), MACHINES.to_owned());
-        let arm = self.arm_with(record, journal.only(id.as_str().to_owned()))?;
+        let (arm, id) = self.arm_of(record, machine)?;
         arm.recover().await.map_err(azure_failed)?;
         Ok((self.machines(record)?, id))
+    }
+
+    /// The same, before the machine is deleted: a creation of the machine is ended.
+    async fn machines_to_delete(
+        &self,
+        record: &ConnectionRecord,
+        machine: Uuid,
+    ) -> Result<(Arc<MachinesOfConnection>, MachineId), BackendError> {
+        let (arm, id) = self.arm_of(record, machine)?;
+        arm.recover_to_delete().await.map_err(azure_failed)?;
+        Ok((self.machines(record)?, id))
+    }
+
+    /// A client for the open requests of a machine.
+    fn arm_of(
+        &self,
+        record: &ConnectionRecord,
+        machine: Uuid,
+    ) -> Result<(Arc<Arm>, MachineId), BackendError> {
+        let id = MachineId::parse(&machine.to_string()).map_err(azure_failed)?;
+        let journal = DbJournal::new(self.db.clone(), record.connection.name.clone(), MACHINES.to_owned());
+        Ok((self.arm_with(record, journal.only(id.as_str().to_owned()))?, id))
     }
 
     /// The sizes that the region of a connection offers, at most an hour old.
@@ -330,12 +350,12 @@ impl CloudMachines for AzureClouds {
     }
 
     async fn stop_machine(&self, connection: &ConnectionRecord, machine: Uuid) -> Result<(), BackendError> {
-        let (of, id) = self.machines_for(connection, machine).await?;
+        let (of, id) = self.machines_to_delete(connection, machine).await?;
         of.machines.stop(&id, WhenOff::Delete).await.map_err(azure_failed)
     }
 
     async fn remove_machine(&self, connection: &ConnectionRecord, machine: Uuid) -> Result<(), BackendError> {
-        let (of, id) = self.machines_for(connection, machine).await?;
+        let (of, id) = self.machines_to_delete(connection, machine).await?;
         of.machines.remove(&id).await.map_err(azure_failed)
     }
 
