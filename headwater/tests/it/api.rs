@@ -368,5 +368,5 @@ fn the_history_is_exported_as_a_chain() {
     one.cli(&["audit", "export", path]).fails(6, &["no unchanged audit"]);
     let found = python(path);
     assert!(found.code == 1 && found.err.contains("does not follow the line before it"), "{found:?}");
-    one.cli(&["audit", "check", "/nowhere"]).fails(1, &["cannot read /nowhere"]);
+    one.cli(&["audit", "check", "/nowhere"]).fails(3, &["cannot read /nowhere"]);
 }
