@@ -47,7 +47,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct AzureClouds {
     store: Arc<dyn Store>,
     db: Arc<dyn Database>,
-    /// The owner of the resources of connections that are added now. Another one stays the owner of those that are there.
+    /// The owner of the resources of connections that are added now. An earlier connection keeps its owner.
     owner: String,
     clock: Arc<dyn Clock>,
     shared: Mutex<SharedParts>,
