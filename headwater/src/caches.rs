@@ -55,7 +55,8 @@ pub struct NewLimits {
     /// The most memory of the write cache, 16M or more; not if it was created with --cache disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
     pub ram: Option<u64>,
-    /// The most disk space of the write cache, 16M or more; not if it was created with --cache ram
+    /// The most disk space of the write cache, 16M or more; not if it was created with --cache ram, except during a maintenance
+    /// session
     #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "limits")]
     pub disk: Option<u64>,
 }

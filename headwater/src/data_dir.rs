@@ -34,8 +34,8 @@ impl DataDir {
         Ok(Self(absolute))
     }
 
-    /// The data directory of the daemon that a client means: the given one; else the user's own if a daemon has been there; else
-    /// that of this host's service, if the host has it.
+    /// The data directory of the daemon that a client means: the given one; else the user's own if the socket of a daemon is
+    /// there; else that of this host's service, if the host has it; else the user's own.
     pub fn of_daemon(given: Option<PathBuf>) -> anyhow::Result<Self> {
         if given.is_some() || rustix::process::geteuid().is_root() {
             return Self::locate(given);
