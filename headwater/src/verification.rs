@@ -117,7 +117,7 @@ impl fmt::Display for Doing {
                 write!(f, "reading what was repaired: {}", of(at))
             }
             Self::LookingForVersions { seen, all } => {
-                write!(f, "looking for affected versions: {seen} of {all}")
+                write!(f, "searched {seen} of {all} versions for the same damage")
             }
             Self::LookingForFiles { read_bytes } => {
                 write!(f, "looking for affected files: {} read", size::format(*read_bytes))
@@ -282,7 +282,7 @@ mod tests {
         let reading = told.iter().position(|told| *told == format!("reading: {whole}")).unwrap();
         assert_eq!(
             told[reading + 1..],
-            ["looking for affected versions: 0 of 1", "looking for affected files: 0 B read"]
+            ["searched 0 of 1 versions for the same damage", "looking for affected files: 0 B read"]
         );
 
         let sources = sources(&[copy.display().to_string()]);

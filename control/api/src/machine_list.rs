@@ -76,7 +76,7 @@ pub fn parse(text: &str) -> Result<Vec<ListedMachine>, Problem> {
 }
 
 /// The valid first lines.
-const COLUMNS: &str = "the first line is 'name,mac' or 'name'";
+const COLUMNS: &str = "the first line must name the columns: 'name', or 'name,mac'";
 
 fn column(line: u32, title: &str) -> Result<Column, Problem> {
     match title.to_ascii_lowercase().as_str() {
@@ -155,7 +155,7 @@ mod tests {
             ("name,mac\n", "the list has no machine"),
             ("name,mac\na\n", "line 2: there are 1 values, and 2 columns"),
             ("name,mac\nClass,\n", "line 2: 'Class' is not a machine name"),
-            ("name,mac\na,\n\nb,52:54:00\n", "line 4: '52:54:00' is not the address of a network card"),
+            ("name,mac\na,\n\nb,52:54:00\n", "line 4: '52:54:00' is not the MAC address of a network card"),
             ("name,mac\na,\nb,\na,\n", "line 4: 'a' is in line 2 too"),
             (
                 "name,mac\na,52:54:00:00:00:01\nb,52-54-00-00-00-01\n",

@@ -108,9 +108,11 @@ pub fn check_mac(text: &str) -> Result<String, Problem> {
     if pairs.len() == 6 && pairs.iter().all(is_pair) && is_unicast && lower != "00:00:00:00:00:00" {
         return Ok(lower);
     }
-    let message = format!("'{}' is not the address of a network card", text.escape_debug());
-    Err(Problem::new(ProblemKind::Invalid, message)
-        .advise("write six pairs of hexadecimal digits: 52:54:00:12:34:56"))
+    let message = format!("'{}' is not the MAC address of a network card", text.escape_debug());
+    Err(Problem::new(ProblemKind::Invalid, message).advise(
+        "write six pairs of hexadecimal digits, such as 52:54:00:12:34:56; the first byte must be even, and not all bytes \
+         zero",
+    ))
 }
 
 /// Checks the name of an image.

@@ -27,7 +27,7 @@ pub fn show(
     Ok(boot_trace(&manifest_of(store, version)?, version, &trace, place))
 }
 
-/// Merges the boot trace of a file.
+/// Merges the boot trace of a file into that of the version.
 pub fn merge(
     store: &dyn Store,
     traces: &dyn BootTraces,
@@ -91,7 +91,7 @@ pub fn remove(
 fn find(traces: &dyn BootTraces, version: &ImageVersion) -> Result<(Trace, Place), BackendError> {
     traces.find(hash_of(version)?)?.ok_or_else(|| {
         let why = format!("no boot of {}@{} was recorded", version.image, version.number);
-        let advice = "the first machine that boots it records one, or 'headwater image trace record'";
+        let advice = "start a machine that boots it, or record one with 'headwater image trace record'";
         BackendError::new(ProblemKind::NotFound, why).advise(advice)
     })
 }

@@ -719,7 +719,10 @@ fn sweep(dir: &Path) -> Result<Vec<String>, BackendError> {
         let is_ours = entry.file_name().as_encoded_bytes().starts_with(BRIEF_NAME.as_bytes());
         if is_ours && entry.file_type().map_err(failed)?.is_file() {
             std::fs::remove_file(entry.path()).map_err(failed)?;
-            removed.push(entry.path().display().to_string());
+            removed.push(format!(
+                "the overflow file {} that an earlier daemon left; no machine uses it",
+                entry.path().display()
+            ));
         }
     }
     Ok(removed)

@@ -240,7 +240,10 @@ impl PersistentDiskFiles {
         for (id, path) in entries(&self.keys_dir)?.into_iter().collect::<BTreeMap<_, _>>() {
             if !keep.contains(&id) {
                 self.discard(id)?;
-                removed.push(path.display().to_string());
+                removed.push(format!(
+                    "the persistent disk of {}: no machine of the database has it",
+                    path.display()
+                ));
             }
         }
         for (id, path) in entries(&self.cache_dir)? {

@@ -107,7 +107,7 @@ fn watched<T>(
         let watching = std::thread::Builder::new().name("pull".to_owned());
         watching
             .spawn_scoped(scope, move || watch(source, control, &is_over))
-            .map_err(|e| StoreError::from_os("cannot start the thread that watches a pull", e))?;
+            .map_err(|e| StoreError::from_os("cannot start a thread for the pull (pull again later)", e))?;
         let outcome = work();
         drop(over);
         outcome

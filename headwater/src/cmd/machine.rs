@@ -28,6 +28,10 @@ const WAIT_INTERVAL: Duration = Duration::from_millis(500);
 /// The first bytes of a gzip file (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
+/// The error if a request to the daemon ended, and its result was lost.
+pub const NO_RESULT: &str =
+    "internal error: the result of a request was lost: see 'headwater machine list', and report this error";
+
 /// Appended to the result of a reset of a machine that is off.
 const STAYS_OFF: &str = ", as it was: a reset does not start it, and its disk is pristine at its next start";
 
@@ -315,7 +319,7 @@ async fn change(
     let mut changed = Vec::new();
     let mut failures = Failures::new(json);
     for task in tasks {
-        match task.await.context("internal error: a request ended without a result")? {
+        match task.await.context(NO_RESULT)? {
             Ok(machine) => changed.push(machine),
             Err(e) => failures.add(e),
         }

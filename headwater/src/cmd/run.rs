@@ -175,7 +175,7 @@ async fn create(
             drop(turn);
             made
         });
-        if let Err(e) = made.await.context("internal error: a request ended without a result")? {
+        if let Err(e) = made.await.context(machine::NO_RESULT)? {
             // A problem means that no machine was created. If the answer was lost, there may be one.
             if e.is::<Problem>() {
                 created.names.pop();
@@ -225,7 +225,7 @@ async fn clean_up(client: &Client, created: &Created) -> anyhow::Result<()> {
         .collect();
     let mut outcome = Ok(());
     for task in tasks {
-        let done = task.await.context("internal error: a request ended without a result")?;
+        let done = task.await.context(machine::NO_RESULT)?;
         outcome = outcome.and(done);
     }
     outcome.context("cannot stop and remove the machines of this run")

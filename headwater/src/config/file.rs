@@ -52,7 +52,7 @@ fn text_of(path: &Path) -> anyhow::Result<String> {
     let failed = || format!("cannot read the configuration file {}", path.display());
     let len = path.metadata().with_context(failed)?.len();
     if len > FILE_MAX_BYTES {
-        let why = format!("{}: it has {len} bytes, and the maximum is {FILE_MAX_BYTES}", failed());
+        let why = format!("{}: it has {len} bytes, and the maximum is {FILE_MAX_BYTES} bytes", failed());
         return Err(Problem::new(ProblemKind::Invalid, why).into());
     }
     std::fs::read_to_string(path).with_context(failed)

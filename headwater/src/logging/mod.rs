@@ -1,4 +1,5 @@
-//! Sets up the log.
+//! Writes the log, and text beside it on standard error and standard output, through queues, so that a slow reader of these
+//! never blocks the process.
 
 mod queue;
 
@@ -19,7 +20,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::cli::LogFormat;
 use queue::LogQueue;
 
-const ADVICE: &str = "write off, error, warn, info, debug or trace, or a comma-separated list of parts like headwater_service=debug";
+const ADVICE: &str = "use 'off', 'error', 'warn', 'info', 'debug' or 'trace', or a comma-separated list of parts like headwater_service=debug";
 
 /// The log of this process, and whether it goes to standard error. Unset in commands without a log.
 static LOG: OnceLock<(LogQueue, bool)> = OnceLock::new();

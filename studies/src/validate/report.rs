@@ -207,7 +207,7 @@ impl Report<'_> {
                 format!("With {ram} of RAM, neither the guests nor the model spill.")
             } else if misses.is_empty() {
                 format!(
-                    "With {ram} of RAM, the model differs from the guests by at most {tolerance} in spilled bytes and in \
+                    "With {ram} of RAM, the model agrees with the guests within {tolerance} in spilled bytes and in \
                      overflow operations."
                 )
             } else {

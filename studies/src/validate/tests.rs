@@ -73,7 +73,7 @@ fn a_desktop_of_the_model_agrees_with_itself() {
     };
     let text = report.text();
     assert!(
-        text.contains("by at most 20 % in spilled bytes") && text.contains("Recorded desktops: 2. 5 or more"),
+        text.contains("within 20 % in spilled bytes") && text.contains("Recorded desktops: 2. 5 or more"),
         "{text}"
     );
     assert!(report.html().contains("One loop of a session"));

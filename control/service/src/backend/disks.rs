@@ -204,8 +204,8 @@ pub trait Disks: Send + Sync + 'static {
     /// The key files of all existing persistent disks. A disk without its key cannot be read.
     async fn persistent_keys(&self) -> Result<Vec<PathBuf>, BackendError>;
 
-    /// Removes orphans of an earlier daemon in its overflow directory, and all persistent disks except `keep`. Returns what
-    /// was removed. Called once, before the first disk is opened.
+    /// Removes orphans of an earlier daemon in its overflow directory, and all persistent disks except `keep`. Says in words
+    /// which files were removed, and why. Called once, before the first disk is opened.
     async fn sweep(&self, keep: &[Uuid]) -> Result<Vec<String>, BackendError>;
 }
 

@@ -79,7 +79,8 @@ impl Service {
             Err(error) => {
                 tracing::error!(
                     machine = record.name,
-                    "cannot take the machine over, so it is ended: {}",
+                    "cannot take over the running machine, so its VM is ended (unless its disk is persistent, its changes \
+                     are lost); start it again: {}",
                     problem(&error)
                 );
                 return Ok(false);

@@ -63,13 +63,13 @@ impl Service {
         self.end_sealed_sessions().await?;
         let kept: Vec<_> = self.db().read().await?.persistent_disks().list().await?;
         let kept_ids: Vec<_> = kept.iter().map(|disk| disk.id).collect();
-        for name in self
+        for file in self
             .disks()
             .sweep(&kept_ids)
             .await
             .map_err(|e| LifecycleError::Orphans("remove the overflow files that it left", e))?
         {
-            tracing::warn!("removed remains of an earlier daemon: {name}");
+            tracing::warn!("removed {file}");
         }
         self.sweep_kept(&kept_ids).await;
         let orphans: BTreeSet<String> = orphans.into_iter().collect();

@@ -248,7 +248,12 @@ impl Service {
         if let Err(e) = self.save(&record, caller, "state", format!("the start failed: {why}")).await {
             // The caller needs the reason of the failure; that the machine is off is recorded when the database can be
             // written.
-            tracing::error!(machine = %record.name, "cannot record now that the start of a machine failed: {}", problem(&e));
+            tracing::error!(
+                machine = %record.name,
+                "the start of a machine failed, and the database cannot store this yet; it is stored when the database can be \
+                 written again: {}",
+                problem(&e)
+            );
         }
         Err(error)
     }

@@ -85,7 +85,12 @@ impl Service {
             never = firmware => match never {},
             () = active.vm.booted() => {
                 if let Err(e) = self.has_booted(uuid, name, active).await {
-                    tracing::error!(machine = %name, "cannot record now that a machine has booted: {}", problem(&e));
+                    tracing::error!(
+                        machine = %name,
+                        "a machine has booted, and the database cannot store this yet; it is stored when the database can be \
+                         written again: {}",
+                        problem(&e)
+                    );
                 }
                 ended.await
             }
@@ -96,7 +101,11 @@ impl Service {
     async fn follow_firmware(&self, uuid: Uuid, name: &str, active: &Arc<Active>) -> Infallible {
         let said = active.vm.found_nothing_to_boot().await;
         if let Err(e) = self.nothing_to_boot(uuid, name, active, &said).await {
-            tracing::error!(machine = %name, "cannot record now that the firmware of a machine finds nothing to boot: {}", problem(&e));
+            tracing::error!(
+                machine = %name,
+                "the firmware of a machine finds nothing to boot, and the database cannot store this: {}",
+                problem(&e)
+            );
         }
         std::future::pending().await
     }

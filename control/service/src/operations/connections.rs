@@ -69,10 +69,11 @@ impl Explain for Error {
                  another resource group"
             )),
             Self::HasVersions { connection, .. } => Some(format!(
-                "remove each with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
+                "remove each version with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
             )),
             Self::HasCatalogs { .. } => Some(
-                "remove each with 'headwater catalog scale CATALOG 0' and 'headwater catalog remove CATALOG'"
+                "remove each catalog with its machines: 'headwater catalog scale CATALOG 0 --force' and 'headwater catalog \
+                 remove CATALOG'"
                     .to_owned(),
             ),
             Self::InUse { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),

@@ -20,7 +20,10 @@ const ACCEPTED_CONNECTIONS: u64 = 1 << 32;
 enum Error {
     #[error("there is no host '{0}'")]
     Unknown(String),
-    #[error("cannot accept host '{0}': it is the controller's own host, which has no node")]
+    #[error(
+        "cannot have host '{0}' accept the controller: it is the controller's own host, which has no node; name another \
+         host ('headwater node list')"
+    )]
     OwnAccepted(String),
     #[error("cannot remove host '{0}': it is the controller's own host")]
     Own(String),
@@ -148,7 +151,7 @@ pub(crate) async fn accept_host(
         }
         host.generation = host.generation.saturating_add(ACCEPTED_CONNECTIONS);
         repo.hosts().update(&host).await?;
-        let detail = "its node is accepted although the database may be an old copy";
+        let detail = "its node accepts the controller although the database may be an old copy";
         repo.events().append(handle.event(&caller, format!("host {named}"), "accepted", detail)).await?;
         repo.save().await?;
         Ok(())

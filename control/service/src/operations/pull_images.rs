@@ -43,7 +43,7 @@ impl Explain for Error {
             Self::Source(_) => {
                 "name a directory of the daemon's host, beginning with '/', s3://BUCKET/PREFIX or https://HOST"
             }
-            Self::ReadOnly(_) => "pull to the server that writes this store",
+            Self::ReadOnly(_) => "run the pull on the daemon that writes this store",
         };
         Some(advice.to_owned())
     }
@@ -143,7 +143,7 @@ fn in_words(image: &PulledImage, source: &str) -> String {
             format!("{} from {source}, with channels, notes and retired marks", numbers(versions))
         }
         (false, false) => format!("{} from {source}", numbers(versions)),
-        (true, _) => format!("channels, notes and retired marks from {source}"),
+        (true, _) => format!("set as in {source}"),
     };
     for ChannelMove { channel, from, to } in &image.channels {
         let from = from.map(|from| format!(" from version {from}")).unwrap_or_default();
@@ -209,7 +209,7 @@ mod tests {
         );
         assert_eq!(
             says(image(&[], true, Some(2), None)),
-            "channels, notes and retired marks from /srv; machines now boot none instead of version 2"
+            "set as in /srv; machines now boot none instead of version 2"
         );
         let many: Vec<u64> = (1..=1000).collect();
         let told = says(image(&many, false, None, None));
@@ -238,7 +238,7 @@ mod tests {
         };
         assert_eq!(
             in_words(&image, "/srv"),
-            "channels, notes and retired marks from /srv; production from version 2 to version 4; test to version 5; test from \
+            "set as in /srv; production from version 2 to version 4; test to version 5; test from \
              version 3 to not being set; test to version 6 at 1970-01-01 00:00:00Z; cancels the promotion of production to version 3 at 1970-01-01 \
              00:00:00Z; changed note of versions 1, 2; retired: version 2; in use again: version 7"
         );

@@ -1,4 +1,5 @@
-//! `publish`: puts a version of an image into the gallery of a connection. It is a task (`mod.rs`).
+//! `publish`: puts a version of an image into the Azure compute gallery of a connection. It is a task (`mod.rs`). A version
+//! that is published and still there is not published again.
 //!
 //! ```text
 //!   look into the image --> ask the cloud --> row "publishing" --> cloud: disk, upload, version --> row "published"
@@ -47,9 +48,9 @@ enum Error {
     KeepsIdentity(String),
     #[error("cannot publish {0}: {1} replicas are not possible")]
     Replicas(String, u32),
-    #[error("cannot publish {version} to '{connection}' with {wanted} replica(s): it has {there} there")]
+    #[error("cannot publish {version} to '{connection}' with {wanted} replica(s): it is published there with {there}")]
     OtherReplicas { version: String, connection: String, wanted: u32, there: u32 },
-    #[error("cannot publish {0}: the numbers of versions in the cloud are smaller")]
+    #[error("cannot publish {0}: version numbers in the cloud are at most {most}", most = u32::MAX)]
     Number(String),
     #[error("cannot publish {version} to '{connection}': task {task} is already publishing or removing it")]
     Busy { version: String, connection: String, task: i64 },
@@ -158,7 +159,7 @@ async fn add(
     }
     let what = Work { kind: KIND, subject: format!("image {place}"), caller: caller.clone() };
     let mut repo = service.db().write().await?;
-    // Again, in the unit that adds the task.
+    // Again, in the transaction that adds the task.
     if repo.clouds().by_name(&request.connection).await?.is_none() {
         return Err(NoConnection::Unknown(request.connection).into());
     }

@@ -629,7 +629,8 @@ fn what_died_in_the_directory_of_overflow_files_goes_and_what_is_somebodys_stays
     let (mine, left) = (cache.join("mine"), cache.join(".headwater-overflow-7-0"));
     std::fs::write(&mine, "x").unwrap();
     std::fs::write(&left, "x").unwrap();
-    assert_eq!(sweep(), [left.display().to_string()]);
+    let removed = sweep();
+    assert!(removed.len() == 1 && removed[0].contains(&left.display().to_string()), "{removed:?}");
     assert!(mine.exists() && !left.exists());
     // Others may have theirs where a link leads.
     std::fs::write(&left, "x").unwrap();

@@ -83,10 +83,11 @@ pub fn ovmf() -> Check {
         [true, false] => Check::warn(
             "ovmf",
             "there is no OVMF for Secure Boot with Microsoft's keys: machines with --secure-boot cannot start",
-            install,
+            "install it for such machines: Debian and Ubuntu: 'apt-get install ovmf', Fedora: package edk2-ovmf, openSUSE: package \
+             qemu-ovmf-x86_64; Arch has no package with these keys",
         ),
         [false, false] => {
-            Check::warn("ovmf", "OVMF is not installed: machines with --firmware uefi cannot start", install)
+            Check::warn("ovmf", "OVMF is not installed: machines that boot by UEFI cannot start", install)
         }
     }
 }

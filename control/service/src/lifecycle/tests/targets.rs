@@ -91,7 +91,7 @@ async fn what_makes_no_target_is_refused_and_leaves_nothing() {
     let ram_disk = r#""cache":{"mode":"ram+disk"}"#;
     let cases = [
         (r#""boot":"network""#.to_owned(), 400, "give --mac"),
-        (r#""boot":"network","mac":"52:54:00:aa:bb""#.to_owned(), 400, "not the address of a network card"),
+        (r#""boot":"network","mac":"52:54:00:aa:bb""#.to_owned(), 400, "is not the MAC address of"),
         (format!(r#""boot":"network","mac":"{CARD}",{ram_disk}"#), 400, "give --cache ram"),
         (format!(r#""boot":"network","mac":"{CARD}","user_data":"x""#), 400, "no user data"),
     ];
