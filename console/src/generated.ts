@@ -106,7 +106,7 @@ export interface CallerInfo {
 
 /** A catalog: machines that boot the same image with the same settings. */
 export interface Catalog {
-  /** The write cache of a machine made from now on. */
+  /** The write cache of each machine. */
   cache: CacheSettings;
   cloud?: CloudScheme;
   /** The processors of each machine's guest. */
@@ -408,7 +408,7 @@ export type ContentsKind = "file" | "free" | "journal" | "swap" | "metadata" | "
 
 /** A catalog to create: what its machines boot, and how they are made. */
 export interface CreateCatalog {
-  /** The write cache of machines that are created from now on. */
+  /** The write cache of each machine. */
   cache?: CacheSettings;
   cloud?: CloudScheme;
   /** The processors of each machine's guest. */
@@ -434,13 +434,13 @@ export interface CreateCatalog {
   /** The policy for its machines whose host is lost. */
   on_host_loss?: OnHostLoss;
   ready_hours?: Hours;
-  /** Size of the scratch disk of each machine; 0: no scratch disk. */
+  /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk. */
   scratch_bytes?: number;
   /** Additional files that a seal removes in the guests of its machines: absolute paths, which may have wildcards. */
   seal_removes?: string[];
   /** Whether the firmware of each machine runs only loaders that are signed with Microsoft's keys. */
   secure_boot?: boolean;
-  /** Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. Default with `ready_hours`: 900. */
+  /** Seconds until an unclaimed machine beyond `keep_ready` is switched off, at most 604800 (7 days); 0: never. Default: 900 with `ready_hours`, 0 without. */
   stop_idle_s?: number;
   /** Whether each machine has a TPM 2.0. */
   tpm?: boolean;

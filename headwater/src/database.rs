@@ -1,4 +1,5 @@
-//! Options that choose the daemon's database and its password.
+//! Command-line options for the database: which one, its password, the key file of its secrets, and whether several
+//! controllers take turns with it. Opens nothing: `headwater_db` opens the database and takes its lease.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +14,7 @@ const CREDENTIAL: &str = "database-password";
 /// The longest password.
 const PASSWORD_MAX_BYTES: u64 = 4096;
 
-/// The database of `headwater serve`, for commands that open it while the daemon is off.
+/// Options that name the database: for `headwater serve`, and for commands that open the database while no daemon runs.
 #[derive(Debug, Args)]
 pub struct DatabaseArgs {
     /// Store machines, catalogs and the history in this PostgreSQL database instead of DIR/headwater.db:
@@ -53,7 +54,7 @@ impl SharingArgs {
     }
 }
 
-/// A PostgreSQL database, and how to take its lease.
+/// A PostgreSQL database, and whether this process fails if another one has its lease (`Alone`) or waits for it (`InTurn`).
 #[derive(Clone)]
 pub struct Shared {
     pub place: Place,

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// Hardware of a run.
+/// The host of a study: hardware, kernel and load.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Machine {
     /// Model name of the processor.
@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Describes the system, and the disk below a directory.
+    /// Describes the system, and the disk below a directory. Also takes the first load average.
     pub fn describe(dir: &Path) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let mut machine = Self {
@@ -69,12 +69,12 @@ fn disk_of(dir: &Path) -> Option<String> {
     Some(model.map_or_else(|| name.to_owned(), |model| format!("{name} ({})", model.trim())))
 }
 
-/// Installed memory.
+/// Installed memory; 0 if unknown.
 pub fn installed_memory_bytes() -> u64 {
     memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemTotal")
 }
 
-/// Memory that programs can still allocate.
+/// Memory that programs can still allocate; 0 if unknown.
 pub fn available_memory_bytes() -> u64 {
     memory_bytes(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default(), "MemAvailable")
 }

@@ -1,5 +1,5 @@
-//! Fuzzing oracle for boot scripts: no value can escape from its word in a script. The fuzzers in `fuzz/` and a
-//! bounded test run it.
+//! Fuzzing oracle for boot scripts of iPXE and configurations of GRUB: no value can escape from its word in them. The
+//! fuzzers in `fuzz/` and a bounded test run it.
 
 use std::net::Ipv4Addr;
 
@@ -15,7 +15,8 @@ pub fn targets() -> Vec<(&'static str, Oracle, Vec<Vec<u8>>)> {
     vec![("boot_script", boot_script, samples.map(|sample| sample.as_bytes().to_vec()).to_vec())]
 }
 
-/// The oracle for scripts. The input is four texts separated by tabs: machine, version, kernel options, and a reason.
+/// The oracle for scripts and configurations: whatever the values are, they have the same lines, quotes and commands. The
+/// input is four texts separated by tabs: machine, version, kernel options, and a reason.
 pub fn boot_script(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let mut parts = text.split('\t').map(str::to_owned);

@@ -49,7 +49,7 @@ pub struct CreateCatalog {
     pub name: String,
     /// `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     pub image: String,
-    /// The write cache of machines that are created from now on.
+    /// The write cache of each machine.
     #[serde(default)]
     pub cache: CacheSettings,
     /// The memory of each machine's guest, in bytes.
@@ -77,7 +77,7 @@ pub struct CreateCatalog {
     #[serde(default)]
     #[schema(value_type = String)]
     pub network: Network,
-    /// Size of the scratch disk of each machine; 0: no scratch disk.
+    /// Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk.
     #[serde(default)]
     pub scratch_bytes: u64,
     /// The cloud-init user data of each machine.
@@ -97,7 +97,7 @@ pub struct CreateCatalog {
     /// daemon's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_hours: Option<Hours>,
-    /// Seconds until an unclaimed machine beyond `keep_ready` is switched off; 0: never. Default with `ready_hours`: 900.
+    /// Seconds until an unclaimed machine beyond `keep_ready` is switched off, at most 604800 (7 days); 0: never. Default: 900 with `ready_hours`, 0 without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_idle_s: Option<u64>,
     /// Additional files that a seal removes in the guests of its machines: absolute paths, which may have wildcards.
@@ -153,7 +153,7 @@ pub struct SetCatalog {
     pub rotate_after_s: Option<u64>,
 }
 
-/// The least and the largest `rotate_after_s`.
+/// The allowed `rotate_after_s`, besides 0 (never).
 pub const ROTATE_AFTER_S: std::ops::RangeInclusive<u64> = 3600..=3650 * 86_400;
 
 /// The largest `stop_idle_s`.
@@ -208,7 +208,7 @@ pub struct Catalog {
     /// The names of machines that have settings of an older version of it. They take the newest ones at their next boot.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scheme_old: Vec<String>,
-    /// The write cache of a machine made from now on.
+    /// The write cache of each machine.
     pub cache: CacheSettings,
     /// The memory of each machine's guest, in bytes.
     pub memory_bytes: u64,

@@ -1,15 +1,16 @@
 //! Alarms that are sent by webhook, mail or journal, and that outlive a restart of the daemon.
 //!
 //! ```text
-//!   alarms now --each LOOK_INTERVAL--> DIR/alarms.json: alarms, damage, what each channel sent
+//!   alarms now --each LOOK_INTERVAL, if they changed--> DIR/alarms.json: alarms, damage, what each channel sent
 //!        |
-//!        +--each ROUND_INTERVAL--> channel: what it sent before, compared with now --> one message with all news
+//!        +--each ROUND_INTERVAL--> channel: what it sent before, compared with now --> one message with the news,
+//!                                     |                                                at most NEWS_MAX of each kind
 //!                                     fails --> compared and sent again after 1, 2, 4 .. MISSED_ROUNDS_MAX rounds
 //! ```
 //! A channel is compared with what it sent, and has no queue. So an alarm that begins and ends within a round, or while the channel
 //! fails, is in the history only.
 //!
-//! After a restart, damage of versions is known from the file. If the cause of an alarm of a machine is seen again within [`GRACE`], the
+//! After a restart, damage of versions is known from the file. If the cause of an alarm of a machine or of the store is seen again within [`GRACE`], the
 //! alarm keeps its start time. Otherwise it ends after [`GRACE`], and only then channels report that it is over.
 
 use std::collections::BTreeMap;
@@ -61,7 +62,7 @@ struct Saved {
     alarms: Vec<Alarm>,
     /// What is known to be damaged.
     damage: Vec<SavedDamage>,
-    /// Alarms that each channel sent and has not taken back.
+    /// Alarms that each channel sent and has not reported as over.
     sent: BTreeMap<String, Vec<Alarm>>,
 }
 
@@ -85,8 +86,9 @@ impl AlarmState {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Since when an alarm stands that is seen again after a restart. The history has its beginning.
-    pub(crate) fn goes_on_since(&self, subject: &str) -> Option<u64> {
+    /// The start time of an alarm that was known before the restart; forgets it. `Some`: the history has its beginning
+    /// already.
+    pub(crate) fn take_earlier_start(&self, subject: &str) -> Option<u64> {
         self.earlier().remove(subject).map(|alarm| alarm.since_ms)
     }
 }
@@ -406,8 +408,8 @@ mod tests {
         let sent = BTreeMap::from([("kept".to_owned(), vec![lab.clone(), gone.clone()])]);
         store(&path, &Saved { alarms: vec![lab, gone], damage: Vec::new(), sent }).unwrap();
         fixture.service.recall_alarms().await;
-        assert_eq!(fixture.service.alarm_state().goes_on_since("machine lab"), Some(7));
-        assert_eq!(fixture.service.alarm_state().goes_on_since("machine other"), None);
+        assert_eq!(fixture.service.alarm_state().take_earlier_start("machine lab"), Some(7));
+        assert_eq!(fixture.service.alarm_state().take_earlier_start("machine other"), None);
         let channel = Arc::new(Kept::default());
         let keeping = begin(&fixture.service, &channel);
         let over = || -> Vec<String> { channel.sent().into_iter().flat_map(|(_, over)| over).collect() };

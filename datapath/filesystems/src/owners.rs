@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use crate::{Fault, FileSystem, Names, Owner, Scan, Scanned, Visits, fault};
 
-/// The most memory for an index: about ten million files.
+/// The most bytes in use in an index: about ten million files.
 pub const OWNERS_BYTES_MAX: usize = 512 << 20;
 
 /// Bytes of a partition that belong to one owner.
@@ -39,7 +39,7 @@ impl Owners {
         Self::by(file_system.root().id, |found| file_system.scan(visits, found))
     }
 
-    /// The same of a file system that was opened for a scan.
+    /// Like [`Owners::of`], for a file system that can only be scanned.
     pub fn of_scan(file_system: &mut dyn Scan, visits: &mut Visits) -> Result<Self, Fault> {
         Self::by(file_system.root_id(), |found| file_system.scan(visits, found))
     }
@@ -90,7 +90,7 @@ impl Owners {
         self.overlapping_bytes = overlapping_bytes;
     }
 
-    /// The memory that the index takes. Vectors may be half empty while they grow.
+    /// Bytes in use in the index. Its vectors may have allocated twice as much.
     pub fn memory_bytes(&self) -> usize {
         let runs = self.runs.len().saturating_mul(size_of::<OwnedRun>());
         runs.saturating_add(self.names.memory_bytes())
@@ -121,7 +121,7 @@ impl Owners {
         (self.unreadable, self.first_unreadable.as_ref())
     }
 
-    /// Bytes that two owners claim. None in a sound file system.
+    /// Bytes of runs that overlap, of two owners or of one. None in a sound file system.
     pub fn overlapping_bytes(&self) -> u64 {
         self.overlapping_bytes
     }

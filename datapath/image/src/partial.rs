@@ -41,8 +41,8 @@ impl From<io::Error> for NotPlaced {
 }
 
 impl Partial {
-    /// Creates an empty file in the directory of `to`. Existing files are left alone, whatever their names,
-    /// and no link is followed.
+    /// Creates an empty file in the directory of `to`, with a temporary name that begins with that of `to`.
+    /// Existing files are left alone, whatever their names, and no link is followed.
     pub fn create(to: &Path) -> io::Result<(Self, File)> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // The parent of a plain file name is the empty path.
@@ -65,7 +65,9 @@ impl Partial {
         &self.path
     }
 
-    /// Gives the file its final name, durably. Fails if a file of that name exists.
+    /// Gives the file its final name, durably. `to` is in the directory in which the file was created. Fails if
+    /// a file of that name exists. On a file system without hard links, and without a rename that never
+    /// replaces, a file that is created under that name at this moment is overwritten.
     pub fn put_in_place(mut self, to: &Path) -> Result<(), NotPlaced> {
         self.name(to)?;
         self.dir.sync_all().map_err(NotPlaced::Unsynced)
@@ -137,7 +139,7 @@ impl Drop for Partial {
             && let Err(e) = fs::remove_file(&self.path)
             && e.kind() != ErrorKind::NotFound
         {
-            tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the incomplete file of an export");
+            tracing::warn!(path = %self.path.display(), error = %e, "cannot remove the temporary name of a file");
         }
     }
 }

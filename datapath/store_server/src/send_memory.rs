@@ -16,7 +16,7 @@ pub const CONNECTION_PIECES_BYTES: usize = 4 << 20;
 /// The size of a piece beyond the limits; each answer has at most one.
 pub const SMALL_PIECE_BYTES: usize = 16 << 10;
 
-/// Memory for the pieces of a connection.
+/// Memory for the pieces of a connection: what is left of the limit of the server, and of that of the connection.
 #[derive(Clone)]
 pub(crate) struct SendMemory {
     server: Arc<Semaphore>,
@@ -30,7 +30,8 @@ pub(crate) struct AnswerMemory {
     small: Arc<Semaphore>,
 }
 
-/// Returns the memory on drop.
+/// Memory that is in use, and that is returned on drop. `contents.rs` uses such permits for another pool, too: cached
+/// manifests, lists and traces.
 pub(crate) struct SendMemoryPermit(#[expect(dead_code, reason = "held, not used")] Vec<OwnedSemaphorePermit>);
 
 impl SendMemoryPermit {
@@ -47,6 +48,7 @@ impl SendMemoryPermit {
 }
 
 impl SendMemory {
+    /// The limit of a server, for [`SendMemory::of_connection`].
     pub(crate) fn of_server() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(PIECES_BYTES))
     }

@@ -1,5 +1,5 @@
-//! The parts that all caches of a process share: memory, the disk engine, and one thread that spills, cleans
-//! and wakes waiting writes.
+//! The parts that all caches of a process share: memory, the disk engine, and one thread that spills and
+//! cleans segments, divides the RAM among the caches, returns free memory, and wakes waiting writes.
 //!
 //! The thread sleeps without a time-out while there is no work, so an idle host uses no CPU. While caches
 //! have RAM in use, it checks once a second for memory pressure, and for blocks that equal the image.
@@ -231,7 +231,8 @@ impl Parts {
     }
 }
 
-/// When the next round is due, unless the thread is woken before: at the earlier of the two times, if any.
+/// When the next round is due, unless the thread is woken before: at `at`, or when `after` is over, if that is
+/// earlier.
 struct Next {
     at: Option<Instant>,
     after: Option<Duration>,
@@ -316,9 +317,9 @@ impl HostShared {
         self.budget.give((spare.len() * ENCRYPTED_SEGMENT_BYTES) as u64);
     }
 
-    /// Gives a staging buffer back, and wakes the thread if one was requested when there was none. Its round
-    /// may be over for the cache that requested it, for instance if another cache ends a cleaning that freed
-    /// nothing, and no other wake-up would follow.
+    /// Gives a staging buffer back, and wakes the thread if a cache requested a buffer when there was none.
+    /// Without this wake-up, the thread might sleep on although that cache has work: for instance, another
+    /// cache ends a cleaning that freed nothing, and signals nothing.
     pub(crate) fn give_staging(&self, buffer: AlignedBuffer) {
         let mut staging = self.staging.lock();
         staging.free.push(buffer);
@@ -413,7 +414,7 @@ impl HostShared {
         }
     }
 
-    /// Returns free memory to the system, if that is due. Returns whether there is, or was, any.
+    /// Returns free memory to the system, if that is due. Returns whether there was any when it was called.
     fn trim(&self, caches: &[Arc<WriteCache>], parts: &mut Parts, now: Instant) -> bool {
         let is_due = self.pool.warm_bytes() > 0
             || self.has_spare_staging()

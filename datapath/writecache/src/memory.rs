@@ -21,10 +21,10 @@ use crate::memory_file::{Mapping, MemoryFile, crash, give_back, reserve};
 use crate::sync::{Mutex, UNDER_MODEL_CHECKER, point};
 use crate::units::{SEGMENT_BYTES, SLOTS, Slot};
 
-/// Segments in one mapping: address space is taken in pieces of 128 MiB, memory only as it is touched.
+/// Segments in one mapping of 128 MiB: address space is taken for a mapping, memory only as it is touched.
 const SEGMENTS_PER_MAPPING: usize = PIECES_PER_CHUNK as usize;
 
-/// [`SEGMENTS_PER_MAPPING`] as `u32`.
+/// Pieces (of 2 MiB, each for one segment) in a chunk, the part of the pool's file in one mapping.
 const PIECES_PER_CHUNK: u32 = 64;
 
 /// Pieces that are returned to the system at a time (128 MiB): the thread that does it also serves writers.
@@ -89,7 +89,8 @@ unsafe fn copy_bytes(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies bytes out of a slot. The memory at `address` stays mapped while `_held` is locked.
+/// Copies bytes out of a slot, or nothing if they are not inside it. The memory at `address` stays mapped while
+/// `_held` is locked.
 #[inline]
 pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held: &impl LeafHeld) {
     if skip.saturating_add(into.len()) > BLOCK {
@@ -101,7 +102,7 @@ pub fn copy_out(address: usize, slot: Slot, skip: usize, into: &mut [u8], _held:
     }
 }
 
-/// Copies bytes into a slot. The leaf must be locked for writing.
+/// Copies bytes into a slot, or nothing if they would not be inside it. The leaf must be locked for writing.
 #[inline]
 pub fn copy_in(address: usize, slot: Slot, skip: usize, from: &[u8], _held: &crate::map::LeafWrite<'_>) {
     if skip.saturating_add(from.len()) > BLOCK {
@@ -148,8 +149,8 @@ pub fn settle() {
 }
 
 /// Calls `use_it` with a whole slot of a frozen segment, without a lock: no thread writes a frozen segment,
-/// and its memory stays until the thread that froze it releases it. The caller has frozen the segment and
-/// swept the leaves.
+/// and its memory stays until the thread that froze it releases it. The caller has frozen the segment, and
+/// then swept the leaves: locked each of them once, so that no write from before is in progress.
 pub fn with_frozen<T>(address: usize, slot: Slot, use_it: impl FnOnce(&[u8; BLOCK]) -> T) -> T {
     if UNDER_MODEL_CHECKER {
         // Copied, so that the model checker detects a concurrent write.
@@ -229,7 +230,8 @@ impl MemoryPool {
         Some(addresses)
     }
 
-    /// Whether the piece with this number in the file is in use: mapped and not free.
+    /// Whether the piece with this number in the file is in use: mapped and not cold. Only right while no piece
+    /// is warm.
     pub(crate) fn has_number(&self, number: u32) -> bool {
         let free = self.free.lock();
         let is_free = |piece: &SegmentMemory| Self::number_in(&free, piece) == Some(number);

@@ -440,9 +440,8 @@ pub enum CatalogCommand {
         /// if it does not hear the controller for 30 s ('serve --node-lease')
         #[arg(long, value_name = "WHAT", default_value = "wait", value_parser = OnHostLoss::parse)]
         on_host_loss: OnHostLoss,
-        /// Also remove this path from the version when a machine of the catalog is sealed at the end of a maintenance
-        /// session, besides the machine's identity: an absolute path in the guest, which may have wildcards; may be
-        /// given several times
+        /// Also remove this file in guests of the catalog's machines whose maintenance sessions are sealed, in addition to
+        /// the machine's identity: an absolute path in the guest, which may have wildcards; may be given several times
         #[arg(long, value_name = "PATH", value_parser = super::guest_path)]
         seal_removes: Vec<String>,
         /// Write cache and size of each machine
@@ -480,9 +479,8 @@ pub enum CatalogCommand {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images(), group = "change")]
         image: Option<String>,
-        /// Also remove this path from the version when a machine of the catalog is sealed at the end of a maintenance
-        /// session: an absolute path in the guest, which may have wildcards; may be given several times. The given
-        /// paths replace the earlier ones
+        /// Also remove this file in guests of the catalog's machines whose maintenance sessions are sealed: an absolute path
+        /// in the guest, which may have wildcards; may be given several times. The given paths replace the earlier ones
         #[arg(long, value_name = "PATH", value_parser = super::guest_path, group = "change")]
         seal_removes: Vec<String>,
         /// Remove no additional paths any more

@@ -112,8 +112,8 @@ pub fn flush() {
     log.into_iter().chain(OUTPUT.get().and_then(Option::as_ref)).for_each(LogQueue::flush);
 }
 
-/// Ends the log of a command that serves nobody: waits without a timeout until the log, and text of [`aside`] from
-/// now on, is written. A log whose reader is slow would otherwise lose lines, and the error is the only output of
+/// Ends the log of a command that serves nobody: waits without a timeout until the log is written. After that, [`aside`]
+/// writes directly. A log whose reader is slow would otherwise lose lines, and the error is the only output of
 /// such a command.
 pub fn end() {
     if let Some((log, true)) = LOG.get() {
@@ -158,7 +158,7 @@ fn parse(text: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::try_new(text).map_err(|e| refused(e.to_string()).into())
 }
 
-/// Logs to a file, so that the terminal stays free.
+/// Logs to a file, so that the terminal stays free. Panics and text of [`aside`] do not go to the file.
 pub fn to_file(path: &Path) -> anyhow::Result<()> {
     let file = File::create(path).with_context(|| format!("cannot write the log {}", path.display()))?;
     let log = LogQueue::start(file, LogFormat::Text)?;

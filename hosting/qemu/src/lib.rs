@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   GuestSpec --check, arguments--> QEMU (child process)
-//!                                    |  qmp.sock      Qmp: orders, events        <- Supervisor -> GuestState
+//!                                    |  qmp.sock      Qmp: commands, events      <- Supervisor -> GuestState
 //!                                    |  agent.sock    Agent: ping, exec          <- wait_booted, callers
 //!                                    |  console.sock  a terminal                 <- callers
 //!                                    |  console.log   "login:"                   <- Supervisor
 //!                                    |  vnc.sock      its screen                 <- viewers
 //!                                    |  tpm.sock      swtpm (child process): its TPM
-//!                                    +- disk: NBD over a unix socket; seed disk: Identity as NoCloud (seed)
+//!                                    +- disk: vhost-user or NBD over a unix socket; seed disk: Identity as NoCloud (seed)
 //! ```
 //!
 //! # Guarantees
@@ -25,8 +25,9 @@
 //!
 //! # Limits
 //! - 1 to [`spec::MAX_CPUS`] processors, [`spec::MIN_MEMORY_BYTES`] to the host's memory; socket paths up
-//!   to 107 bytes; user data up to [`seed::MAX_USER_DATA_BYTES`]; output of a command in the guest up to
-//!   16 MiB each way; a console log is cut off at 16 MiB and the part before is kept once.
+//!   to 107 bytes; user data up to [`seed::MAX_USER_DATA_BYTES`]; standard output and standard error of a
+//!   command in the guest up to 16 MiB each. A console log that reaches 16 MiB becomes `console.log.old`, which replaces
+//!   the earlier one.
 //! - x86-64 guests that boot from a virtio disk, with BIOS, or with UEFI with or without Secure Boot.
 //! - A screen of at most [`screen::MAX_SCREEN_BYTES`].
 //!
@@ -34,7 +35,7 @@
 //! [`Error`]: a kind for each case in which a caller may act differently, and a message that says what to do.
 //!
 //! # Not here
-//! Image, write cache, NBD server: another program serves the disk on a socket. Database and policy: the control plane
+//! Image, write cache, disk server: another program serves the disk on a socket. Database and policy: the control plane
 //! decides whether a crashed machine starts again. Migration. Certificates of a TPM's maker. Making or changing a bridge: machines
 //! only become ports of an existing one.
 //!

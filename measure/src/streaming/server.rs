@@ -1,4 +1,5 @@
-//! Runs `headwater export` of an image and `headwater store serve`, on this host or at an end of the slow link.
+//! Runs `headwater export` of an image and `headwater store serve`, on this host or in a network namespace at one end of
+//! the slow link (`line.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +15,7 @@ use serde_json::Value;
 use crate::systems::Process;
 use crate::{Plan, process};
 
+/// The longest wait for a start, and for counters.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An image that is served over NBD.
@@ -36,8 +38,8 @@ pub struct Exported<'a> {
 }
 
 impl Export {
-    /// Starts an export, and waits until it is ready. `program` is a command that may run the program through another
-    /// one, such as `nsenter`.
+    /// Starts an export, and waits until it is ready. `command` runs `headwater`, directly or through another program such
+    /// as `nsenter`.
     pub fn start(plan: &Plan, mut command: Command, what: &Exported<'_>) -> Result<Self> {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);

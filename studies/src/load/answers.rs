@@ -33,6 +33,7 @@ pub(super) enum Wait {
 /// The answers of one worker. It must stay on the thread that created it.
 pub(super) struct Answers {
     arrived: Arc<Arrived>,
+    /// `None`: the device has no completion queue, and completes requests on its own threads.
     queue: Option<Box<dyn CompletionQueue>>,
 }
 

@@ -1,5 +1,5 @@
-//! A study from a configuration of Iometer: runs its workers and access specifications on the raw disk and on write
-//! caches.
+//! Makes a study from a configuration of Iometer, to be run on the raw disk and on write caches, and writes its results in
+//! Iometer's format.
 
 use anyhow::{Result, anyhow, bail};
 use headwater_sizes::Date;

@@ -24,7 +24,8 @@ pub struct Person {
 const PREFIX: &str = "hwl_";
 
 /// One attempt to log in. The browser carries values of it to the identity provider and back. They all come from one
-/// secret, which only the client that began the attempt has: so the daemon stores nothing about an attempt.
+/// secret, which the daemon makes. The client keeps the secret and sends it back with the code, so the daemon stores
+/// nothing about an attempt.
 #[derive(Clone)]
 pub struct Attempt {
     secret: String,

@@ -141,7 +141,7 @@ impl Service {
             let change = update_alarm(&mut raised, || subject.clone(), found, self.now_ms(), Instant::now());
             if change == Change::RaisedAlarm
                 && let Some(raised) = raised.as_mut()
-                && let Some(since_ms) = self.alarm_state().goes_on_since(&subject)
+                && let Some(since_ms) = self.alarm_state().take_earlier_start(&subject)
             {
                 raised.alarm.since_ms = since_ms;
                 tracing::warn!(machine = %active.name, "alarm, as before the daemon started: {}", raised.alarm);

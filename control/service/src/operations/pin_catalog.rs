@@ -1,4 +1,5 @@
-//! `PUT` and `DELETE /api/v1/catalogs/{catalog}/pin`: have its machines boot one version, whatever the channels say.
+//! `PUT` and `DELETE /api/v1/catalogs/{catalog}/pin`: have the catalog's machines boot one version, whatever the channels
+//! say.
 
 use axum::Json;
 use axum::extract::State;

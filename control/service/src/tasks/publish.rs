@@ -292,7 +292,7 @@ async fn run(service: &Service, caller: &Caller, plan: &Plan, control: &Arc<Task
     let there = row(&mut *repo, version, &request.connection).await.map_err(|e| problem(&e))?;
     drop(repo);
     if control.is_asked_to_stop() {
-        // Cancelled while no daemon ran. A published version stays, because machines may use it.
+        // Cancelled before it began to work. A published version stays, because machines may use it.
         return Err(give_up(service, &*cloud, (connection, there), control).await);
     }
     let mut remarks = Vec::new();
@@ -397,7 +397,8 @@ async fn give_up(
     (connection, made): (ConnectionRecord, Option<PublishedImage>),
     control: &Arc<TaskControl>,
 ) -> Problem {
-    if !control.is_asked_to_stop() {
+    let is_cancelled_by_user = control.is_asked_to_stop();
+    if !is_cancelled_by_user {
         return super::stopped();
     }
     let cancelled = || Problem::new(ProblemKind::Cancelled, "the task was cancelled");

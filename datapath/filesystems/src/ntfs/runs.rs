@@ -86,7 +86,8 @@ impl Runs {
         }
         each_run(part, layout, |run| {
             if self.0.len() >= VALUE_RUNS_MAX {
-                return Err(fault(format!("an attribute has more than {VALUE_RUNS_MAX} runs")));
+                let why = "a file of the NTFS has too many fragments: defragment it, or it is damaged";
+                return Err(fault(format!("{why} (the limit is {VALUE_RUNS_MAX})")));
             }
             self.0.push(run);
             Ok(())

@@ -1,11 +1,12 @@
-//! Inodes, and the extents of their two forks: data and attributes.
+//! Reads an inode, reports the blocks of its data and attribute forks with their owner, and reads directories.
+//! Does not read the contents of files.
 
 use super::{Pass, Xfs};
 use crate::fields::{be16_at, be32_at, be64_at, has, u8_at};
 use crate::units::{u64_of, usize_of};
 use crate::{Fault, Owner, fault};
 
-/// The most extents of a directory: half a gigabyte of entries in the smallest ones.
+/// The most extents of a directory: half a gigabyte of entries if each extent has one block of 4 KiB.
 const DIRECTORY_EXTENTS_MAX: usize = 128 << 10;
 const LEVELS_MAX: u16 = 9;
 const RECORD_BYTES: usize = 16;
@@ -15,7 +16,7 @@ const LOCAL: u8 = 1;
 const EXTENTS: u8 = 2;
 const TREE: u8 = 3;
 
-/// Flags.
+/// Bits of the flags and of the mode of an inode.
 const REALTIME: u16 = 1;
 const MANY_EXTENTS: u64 = 0x10;
 const KIND: u16 = 0xf000;
@@ -26,7 +27,8 @@ const DIRECTORY: u16 = 0x4000;
 pub(super) struct Extent {
     /// The number of its first block in the file.
     pub(super) offset: u64,
-    /// By the number that files have for blocks.
+    /// The number of its first block on the disk as XFS stores it: the allocation group in the upper bits, the block in the
+    /// group in the lower ones.
     pub(super) block: u64,
     pub(super) count: u64,
 }
@@ -35,7 +37,7 @@ impl Extent {
     fn parse(record: &[u8]) -> Self {
         let (high, low) = (be64_at(record, 0), be64_at(record, 8));
         Self {
-            // The first bit says that nothing was written to it yet. It takes space all the same.
+            // The first bit marks an unwritten extent, which takes space too.
             offset: (high >> 9) & ((1 << 54) - 1),
             block: ((high & 0x1ff) << 43) | (low >> 21),
             count: low & ((1 << 21) - 1),
@@ -51,7 +53,7 @@ struct Fork<'a> {
 }
 
 impl Xfs {
-    /// Takes up an inode that is in use.
+    /// Processes an inode that is in use.
     pub(super) fn inode(&mut self, id: u64, raw: &[u8], pass: &mut Pass<'_>) -> Result<(), Fault> {
         pass.visits.add().inspect_err(|why| pass.end = Some(why.clone()))?;
         let is_v3 = u8_at(raw, 4) >= 3;
@@ -86,7 +88,7 @@ impl Xfs {
         }
     }
 
-    /// Claims the blocks of a fork.
+    /// Reports the blocks of a fork. Their extents are added to `kept`, if it is given.
     fn fork(
         &mut self,
         fork: &Fork<'_>,
@@ -173,7 +175,7 @@ impl Xfs {
         usize_of(self.superblock.block_bytes << self.superblock.directory_bits)
     }
 
-    /// Reads one block by the number that files have for it.
+    /// Reads one block by its number as XFS stores it (see `Extent::block`).
     pub(super) fn read_block(
         &mut self,
         block: u64,

@@ -12,20 +12,20 @@ pub struct Mark {
     pub pid: u32,
     /// The thread that made the device: kernels before 5.14 report only this number for an NBD device.
     pub thread: u32,
-    /// When the process started, in the kernel's ticks, because process ids are reused. 0: an earlier
-    /// version, which gave devices no marks.
+    /// When the process started, in the kernel's ticks, because process ids are reused. 0: unknown, because
+    /// /proc could not be read, or the record is from an earlier version, which gave devices no marks.
     pub started: u64,
 }
 
 /// The number that all ublk devices of earlier versions carry: "headwatr".
-const ANYBODYS_NUMBER: u64 = 0x6865_6164_7761_7472;
+const EARLIER_VERSIONS_NUMBER: u64 = 0x6865_6164_7761_7472;
 
 /// The owner of a device, relative to a given mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The device has the given mark.
     Ours,
-    /// The number belongs to a device with another mark.
+    /// The device with this device number has another mark.
     Others,
     /// There is no such device, or it is not connected.
     Nobody,
@@ -57,10 +57,10 @@ impl Mark {
     /// The mark as a number, for ublk; unique among the processes of one boot.
     pub(crate) fn number(&self) -> u64 {
         if self.started == 0 {
-            return ANYBODYS_NUMBER;
+            return EARLIER_VERSIONS_NUMBER;
         }
         // Process ids have at most 22 bits.
-        ANYBODYS_NUMBER ^ (self.started << 22 | u64::from(self.pid))
+        EARLIER_VERSIONS_NUMBER ^ (self.started << 22 | u64::from(self.pid))
     }
 }
 

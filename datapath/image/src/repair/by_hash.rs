@@ -18,8 +18,8 @@ pub(super) struct ByHash<'a> {
     round: &'a VerifyRound,
     /// Whether it is the store that is repaired, which is read at the rate of the round.
     is_own: bool,
-    /// The places of the version's chunks in the store, according to all its manifests. They are read once,
-    /// when the first chunk is searched. `None`: the store's chunks have another size, so it has none of
+    /// The places of one version's chunks in this store, according to all manifests of the store. They are read
+    /// once, when the first chunk of the version is searched. `None`: the store's chunks have another size, so it has none of
     /// them.
     index: OnceCell<Result<Option<ChunkIndex>, String>>,
 }
@@ -49,7 +49,7 @@ impl<'a> ByHash<'a> {
         let shown = self.store.shown();
         let place = ChunkKey::new(&object, chunk).sought_in(&shown);
         if self.round.is_unfound(place) {
-            return Err("no other data object has it (checked for another version)".to_owned());
+            return Err("no other data object has a usable copy (checked for another version)".to_owned());
         }
         self.look_for(chunk, object, version, cancel).map_err(|NoCopy { why, is_certain }| {
             // A store that did not answer now may do so when the next version is repaired.

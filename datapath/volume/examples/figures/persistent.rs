@@ -14,7 +14,7 @@ use crate::work::{self, BLOCK, GIB, MIB};
 const TIME: Duration = Duration::from_secs(3);
 const SPAN_BYTES: u64 = 512 * MIB;
 
-/// Random writes of 4 KiB with a flush after each 1, 8, 64 and 512.
+/// Random writes of 4 KiB, with a flush after every 1, 8, 64 or 512 writes.
 pub fn flushes(dir: &Path, report: &mut Report) {
     for every in [1u64, 8, 64, 512] {
         let at = tempfile::tempdir_in(dir).expect("a directory");
@@ -37,13 +37,13 @@ pub fn flushes(dir: &Path, report: &mut Report) {
         let ours = writes as f64 / start.elapsed().as_secs_f64();
         volume.close();
         let raw = raw(at.path(), every);
-        let (figure, us) = (format!("a flush after every {every} writes, writes a second"), 1e6);
+        let (figure, us) = (format!("a flush after every {every} writes"), 1e6);
         let pair = (Series::new("headwater", vec![us / ours]), Series::new("raw file", vec![us / raw]));
         report.add(Row::part("flush", figure, pair, "us a write", Goal::None));
     }
 }
 
-/// The same writes to a file whose space is reserved and written, past the page cache.
+/// The same writes to a file whose space is reserved and written, with `O_DIRECT`.
 fn raw(dir: &Path, every: u64) -> f64 {
     let file = std::fs::OpenOptions::new()
         .read(true)

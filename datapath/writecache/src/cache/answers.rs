@@ -1,4 +1,11 @@
-//! The types of the hit path's parameters and results: the place of a block, the outcome of a write.
+//! Types of the parameters and results of [`WriteCache`](super::WriteCache):
+//!
+//! | function | takes | returns |
+//! |---|---|---|
+//! | `read` | | [`Found`], with a [`Residence`] or a [`Ticket`] |
+//! | `count_reads` | [`ReadTally`] | |
+//! | `write`, `write_unless` | [`Admission`]; the closure gets [`Now`] | [`WriteResult`], perhaps with [`Old`] |
+//! | `clear` | [`UnloggedBlocks`] | [`Cleared`] |
 
 use crate::units::{BlockNumber, Location, SegmentId, Slot};
 
@@ -42,7 +49,8 @@ pub enum Residence {
     Absent,
 }
 
-/// The number of blocks that a read found in each place. A request counts them when it is clear that it need
+/// The number of blocks that a read found in RAM, packed or zero. Blocks from the disk or the image are not
+/// counted. A request counts them when it is clear that it need
 /// not be repeated: [`WriteCache::count_reads`](super::WriteCache::count_reads).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadTally {
@@ -52,7 +60,7 @@ pub struct ReadTally {
 }
 
 impl ReadTally {
-    /// The slowest place that a block came from.
+    /// The slowest of the three places from which a block came.
     #[inline]
     pub fn slowest(&self) -> Residence {
         match self {
@@ -62,7 +70,7 @@ impl ReadTally {
         }
     }
 
-    /// Counts a block.
+    /// Counts a block if it is in RAM, packed or zero.
     #[inline]
     pub fn add(&mut self, from: Residence) {
         match from {
@@ -98,15 +106,15 @@ pub enum WriteResult {
     /// Writers are faster than the disk: wait until it has caught up
     /// ([`WriteCache::queue_for_disk`](super::WriteCache::queue_for_disk)).
     Throttled,
-    /// The write covers a part of a block, and this other part has to be fetched first, besides the parts
-    /// that were fetched already.
+    /// The write covers a part of a block. Fetch this further part, then call
+    /// [`WriteCache::merge`](super::WriteCache::merge) with all fetched parts.
     NeedOld(Old),
     /// A persistent cache is closed or being closed.
     Closed,
 }
 
-/// What happens to blocks without a slot while a persistent cache can log no more of them
-/// ([`WriteCache::takes_notes`]).
+/// What [`WriteCache::clear`](super::WriteCache::clear) does with a block that has no slot, if a persistent
+/// cache cannot log the change before its next commit ([`WriteCache::takes_notes`]).
 ///
 /// [`WriteCache::takes_notes`]: crate::WriteCache::takes_notes
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,5 @@
-//! Writes of whole blocks, discards, and freeing a block's old slot.
+//! Stores and clears whole blocks. A write replaces the data in the block's slot if that slot is writable in
+//! RAM; otherwise it takes a new slot and frees the old one. Not here: reads, and writes of parts of blocks.
 
 use super::{Admission, Cleared, Now, UnloggedBlocks, WriteCache, WriteResult};
 use crate::counters::Hot;
@@ -9,7 +10,8 @@ use crate::segment::State;
 use crate::sync::RwLockReadGuard;
 use crate::units::{BlockNumber, Location, SECTORS, SLOTS};
 
-/// The host is informed at once if the index grows by this much: 64 KiB, the tables of 64 MiB of disk.
+/// The host is informed at once when the size of the index crosses a multiple of 64 KiB, the tables of 64 MiB
+/// of disk.
 const INDEX_STEP_BITS: u32 = 16;
 
 /// The error of a persistent cache that takes no more writes.
@@ -23,7 +25,7 @@ impl WriteCache {
     }
 
     /// Stores a whole block, unless the image has the same contents: then the block becomes absent, and its
-    /// slot is freed. `same` gets the state of the block before anything is copied, and returns whether the
+    /// slot is freed, if the log has space for that ([`WriteCache::takes_notes`]). `same` gets the state of the block before anything is copied, and returns whether the
     /// image has the same contents. It runs under the block's lock, so it must neither wait nor use the
     /// cache.
     #[inline]
@@ -34,7 +36,7 @@ impl WriteCache {
         admission: Admission,
         same: impl FnOnce(Now) -> bool,
     ) -> WriteResult {
-        let (wrote, took_slot) = self.write_at_speed(block, data, admission, same);
+        let (wrote, took_slot) = self.write_unthrottled(block, data, admission, same);
         if took_slot && admission != Admission::Waited {
             self.throttle.wait(&self.host.spinner);
         }
@@ -43,7 +45,7 @@ impl WriteCache {
 
     /// Like [`WriteCache::write_unless`], without throttling. Also returns whether it took a slot.
     #[inline]
-    fn write_at_speed(
+    fn write_unthrottled(
         &self,
         block: BlockNumber,
         data: &[u8],
@@ -100,8 +102,10 @@ impl WriteCache {
         self.map.table_bytes() >> INDEX_STEP_BITS != tables_bytes >> INDEX_STEP_BITS
     }
 
-    /// Whether a persistent cache can log changes that take no position on disk. If not, a write takes a slot
-    /// like any other, and blocks that take none stay unchanged or wait.
+    /// Whether the log has space for a block that becomes zero or absent, a change that takes no slot. The
+    /// log of a persistent cache has none while too many changes wait for a commit. Then a write stores even
+    /// zeroes or the image's contents in a slot, and [`WriteCache::clear`] leaves blocks without slots
+    /// unchanged, or stops before them.
     pub fn takes_notes(&self) -> bool {
         self.persist.as_ref().is_none_or(|persist| persist.takes_notes())
     }
@@ -144,7 +148,7 @@ impl WriteCache {
         first: BlockNumber,
         end: BlockNumber,
         to: Location,
-        slotless: UnloggedBlocks,
+        unlogged: UnloggedBlocks,
     ) -> Cleared {
         let mut block = first.0;
         let mut cleared = 0;
@@ -169,7 +173,7 @@ impl WriteCache {
                     break;
                 }
                 // The blocks stay unchanged, or the zero write waits.
-                if slotless == UnloggedBlocks::Wait {
+                if unlogged == UnloggedBlocks::Wait {
                     came = Cleared::UpTo(first);
                     break;
                 }
@@ -177,12 +181,12 @@ impl WriteCache {
             };
             let range = start..start + count as usize;
             let notes_all = self.takes_notes();
-            // The number of blocks in slots is bounded, because slots are, and that of partial blocks,
-            // because their index memory is. A partial block may have no slot at all, if its sectors are zero
-            // and absent.
+            // If the log is full, only blocks with a slot or a partial-block entry are cleared. Their number
+            // is limited, because slots and the index memory of partial blocks are, so the log cannot grow
+            // without limit. A partial block may have no slot at all, if its sectors are zero and absent.
             let is_bounded = |at: Location| at.place().is_some() || at.entry().is_some();
             let changes = |at: Location| at != to && (notes_all || is_bounded(at));
-            if !notes_all && slotless == UnloggedBlocks::Wait {
+            if !notes_all && unlogged == UnloggedBlocks::Wait {
                 let waits = |index| leaf.get(index) != to && !is_bounded(leaf.get(index));
                 if range.clone().any(waits) {
                     came = Cleared::UpTo(first);
@@ -299,7 +303,7 @@ impl WriteCache {
     }
 }
 
-/// Whether all bytes are zero. Data that is not nearly always shows it in its first words.
+/// Whether all bytes are zero. Data with other bytes nearly always has one in its first 64 bytes.
 pub(super) fn is_zero(data: &[u8]) -> bool {
     let (head, rest) = data.split_at(data.len().min(64));
     head.iter().all(|b| *b == 0) && rest.chunks(256).all(|c| c.iter().fold(0, |sum, b| sum | b) == 0)

@@ -1,4 +1,5 @@
-//! Allocates space for packed segments in a memory file: runs of pages, first fit.
+//! Allocates space for packed segments in a memory file: runs of pages, first fit. The region is the part of
+//! the file from `start` to `end`, for packed segments. Its parts are mapped as they are needed, and stay mapped.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -86,8 +87,8 @@ impl PackedSpace {
         Self { start, end, space: Mutex::default() }
     }
 
-    /// Allocates a run with pages for this many bytes, at most as many as a packed segment takes. Returns
-    /// address, length and offset.
+    /// Allocates a run with pages for `len` bytes, at most `CHUNK`. Returns address, length and offset.
+    /// `None`: there is no space, or it cannot be mapped or reserved.
     pub(super) fn take(&self, file: &File, len: usize) -> Option<(usize, usize, u64)> {
         let wanted = pages(len);
         if wanted > CHUNK {
@@ -121,7 +122,7 @@ impl PackedSpace {
     }
 
     /// Takes over a run that another process left. Returns address and length. `None`: the offset is invalid,
-    /// or the run overlaps another one.
+    /// the run overlaps another one or crosses the end of a part, or the part cannot be mapped.
     pub(super) fn adopt(&self, file: &File, offset: u64, len: usize) -> Option<(usize, usize)> {
         let wanted = pages(len);
         let is_inside = offset >= self.start && offset.checked_add(wanted)? <= self.end;

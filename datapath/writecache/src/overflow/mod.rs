@@ -195,7 +195,7 @@ impl Overflow {
         let mut overflow = Self::open_with(&place, Chosen { direct, text }, engine, key, &given)?;
         overflow.surviving = Some(Surviving { memory: Arc::clone(memory), key: handed.page });
         overflow.generation = AtomicU64::new(generation);
-        overflow.take_all_but(taken);
+        overflow.mark_used(taken);
         Ok(overflow)
     }
 

@@ -1,5 +1,9 @@
 //! Manages the positions on the overflow disk: claims space for them from the file system, hands them out,
 //! and punches out free ones.
+//!
+//! A position is the space of one encrypted segment on the overflow disk. It is in use, ready (free, and its
+//! space is reserved), punched (free, and its space was returned) or doubtful (its last write failed). This
+//! module only reserves and frees positions; others write to them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,8 +36,8 @@ const LOW_POSITIONS_DIVISOR: u32 = 32;
 /// Positions run low at the latest when only this many are free.
 pub const LOW_POSITIONS: u32 = 6;
 
-/// Number of doubtful positions (whose last write failed) that stay claimed, for cleaning, which may claim
-/// none.
+/// Number of doubtful positions (whose last write failed) that stay claimed, for
+/// [`Overflow::take_for_cleaning`], which claims none.
 const KEEP_DOUBTFUL: usize = 4;
 
 /// Why there is no position.
@@ -50,9 +54,10 @@ pub(super) struct Positions {
     limit: u32,
     /// Number of positions in use by segments.
     used: u32,
-    /// Claimed and free positions.
+    /// Free positions whose space is reserved.
     ready: Vec<u32>,
-    /// Free positions whose space was returned to the file system.
+    /// Free positions whose space was returned to the file system, or is returned by [`Overflow::punch_free`]
+    /// after a restart.
     punched: Vec<u32>,
     /// Positions whose last write failed, oldest first: used again if there is no other.
     doubtful: VecDeque<u32>,
@@ -87,7 +92,7 @@ impl Positions {
         if self.free() > 2 * self.low() {
             return KEEP_POSITIONS;
         }
-        // Above a lowered limit none needs to stay claimed.
+        // Above a lowered limit, only `KEEP_POSITIONS` stay claimed.
         KEEP_POSITIONS.max(self.low().min(self.free()) as usize)
     }
 }
@@ -142,8 +147,8 @@ impl Overflow {
     }
 
     /// Takes a claimed position regardless of the limit, for a segment of the cleaned stream, because
-    /// cleaning frees more than it takes. If there is no other, a doubtful one: with a limit that was lowered
-    /// meanwhile, no position can be claimed.
+    /// cleaning frees more than it takes. If there is no other, a doubtful one. Claims none; only
+    /// [`Overflow::take_beyond`] does.
     pub fn take_for_cleaning(&self) -> Option<u32> {
         let mut positions = self.positions.lock();
         let position = positions.ready.pop().or_else(|| positions.doubtful.pop_front())?;
@@ -272,18 +277,19 @@ impl Overflow {
     /// After a restart: these positions (ascending) are in use, and no others. The space of the others is
     /// freed.
     pub fn restore(&self, used: &[u32]) {
-        self.take_all_but(used);
+        self.mark_used(used);
         self.punch_free();
     }
 
-    /// Returns the space of free positions to the file system. None of them is claimed.
+    /// Returns the space of all positions in `punched` to the file system. Called once after
+    /// `mark_used`, while none of them is claimed.
     pub(crate) fn punch_free(&self) {
         let free = self.positions.lock().punched.clone();
         self.punch(&free);
     }
 
     /// Like [`Overflow::restore`], but leaves the space of the others to [`Overflow::punch_free`].
-    pub(super) fn take_all_but(&self, used: &[u32]) {
+    pub(super) fn mark_used(&self, used: &[u32]) {
         let in_file =
             u32::try_from(self.file_bytes().div_ceil(ENCRYPTED_SEGMENT_BYTES as u64)).unwrap_or(u32::MAX);
         let end = used.last().map_or(0, |last| last + 1).max(in_file.min(SegmentId::LIMIT));
@@ -308,13 +314,14 @@ impl Overflow {
         Some(position)
     }
 
-    /// Number of claimed and free positions.
+    /// Number of free positions whose space is reserved.
     pub fn ready_positions(&self) -> usize {
         self.positions.lock().ready.len()
     }
 
-    /// Claims positions until `wanted` are ready, or no more can be claimed. A position that cleaning needs
-    /// is claimed beyond the limit, too. May block in the file system.
+    /// Claims positions until `wanted` are ready, or no more can be claimed. If the used positions are at the
+    /// limit already and none is ready, claims a position beyond the limit, so that cleaning can continue. May
+    /// block in the file system.
     pub fn prepare(&self, wanted: usize) -> Result<(), NoPosition> {
         loop {
             let beyond = {
@@ -495,7 +502,7 @@ mod tests {
         taken.drain(320..).for_each(|position| overflow.give_position(position));
         trim();
         assert_eq!(overflow.ready_positions(), KEEP_POSITIONS);
-        // Above a lowered limit none stays claimed either.
+        // Above a lowered limit, no more stay claimed either.
         taken.extend((0..LIMIT - 320).map(|_| overflow.take_position().unwrap()));
         set_limit(LIMIT / 2);
         taken.drain(..LOW as usize).for_each(|position| overflow.give_position(position));

@@ -57,7 +57,7 @@ impl Server {
                     // Each start has a disk of its own.
                     resume: None,
                     recovered: is_recovered,
-                    // Its memory is a memfd of QEMU's; a guest that has taken over its QEMU must not end the others.
+                    // The guest's memory is a memfd from QEMU. A compromised QEMU must not crash the disk process of the others.
                     sealed_memory: true,
                     limits: headwater_vhost_user::Limits::default(),
                 };
@@ -136,6 +136,7 @@ pub(super) struct ServedVolume {
     /// Since when the write cache could not be saved.
     pub(super) failing: Mutex<Failing>,
     pub(super) store: Arc<dyn Store>,
+    /// The version on which the disk is based.
     pub(super) below: ImageVersion,
     pub(super) socket: PathBuf,
     pub(super) transport: DiskTransport,
@@ -169,8 +170,8 @@ impl ServedVolume {
         self.image.upgrade().and_then(|image| image.copied()).unwrap_or_default()
     }
 
-    /// Fails if the next process could not go on with it. Until then a persistent disk is saved, as well as that is possible while its
-    /// machine writes.
+    /// Fails if the next process could not continue with this disk. First flushes it, so that less is left to save in
+    /// [`ServedVolume::hand_over`]; the machine may write meanwhile.
     pub(super) fn can_hand_over(&self) -> Result<(), BackendError> {
         if self.parts.lock().is_none() {
             return Ok(());
@@ -188,7 +189,8 @@ impl ServedVolume {
         Err(BackendError::new(ProblemKind::Conflict, message).advise(advice))
     }
 
-    /// Leaves it to the next process, after all that its machine was answered, while the machine goes on. A persistent disk is saved.
+    /// Passes the disk to the next disk process while the machine runs. Every answered write is included. A persistent disk is
+    /// saved.
     pub(super) fn hand_over(&self) -> Result<(), BackendError> {
         let Some(parts) = self.parts.lock().take() else { return Ok(()) };
         drop(self.snapshot_leases.take_back());
@@ -346,7 +348,7 @@ impl Disk for ServedVolume {
         blocking("close the disk", move || {
             let _alone = closing.lock();
             let parts = parts.lock().take();
-            // Or what the machine wrote would live as long as its readers.
+            // Otherwise readers would keep the machine's data after the close.
             drop(snapshot_leases.take_back());
             // No process goes on with it.
             in_keeper.end();
