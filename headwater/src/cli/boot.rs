@@ -13,7 +13,7 @@ pub enum BootCommand {
     /// 'headwater serve --boot'
     Options(BootOptionsArgs),
     /// Write an image for a USB stick that boots registered machines with BIOS, UEFI and Secure Boot, without changes
-    /// to DHCP
+    /// to DHCP (not yet tried together with headwater itself)
     Media(BootMediaArgs),
 }
 

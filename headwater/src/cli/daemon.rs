@@ -233,7 +233,7 @@ pub struct ServeBootArgs {
     /// own tokens. Needs root, or CAP_NET_BIND_SERVICE and CAP_NET_RAW
     #[arg(long, value_name = "INTERFACE", requires = "store_listen")]
     pub boot: Option<String>,
-    /// The port for kernels and settings, over HTTP
+    /// The port for scripts, kernels and settings, over HTTP
     #[arg(long, value_name = "PORT", requires = "boot", default_value_t = 80, value_parser = clap::value_parser!(u16).range(1..))]
     pub boot_http: u16,
     /// Also be the DHCP server of the networks in this file: give addresses to all clients there. Without this,

@@ -100,7 +100,8 @@ pub enum ImageCommand {
         #[arg(value_name = "MACHINE|CATALOG", add = complete::machines_and_catalogs())]
         name: String,
     },
-    /// Begin a maintenance session: a machine boots the newest version on a private disk until seal or discard
+    /// Begin a maintenance session: a machine boots the newest version that is not retired, on a private disk, until seal or
+    /// discard
     Edit {
         /// IMAGE
         #[arg(add = complete::images())]
