@@ -45,6 +45,7 @@ pub struct SharingArgs {
 }
 
 impl SharingArgs {
+    /// `Taking::IfOver`: even if the last holder did not release the lease, once its time is over.
     fn usage(&self) -> Usage {
         match (self.standby, self.take_over_database) {
             (true, _) => Usage::InTurn,

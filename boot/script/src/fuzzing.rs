@@ -25,6 +25,7 @@ pub fn boot_script(bytes: &[u8]) {
     let server = Ipv4Addr::new(10, 0, 0, 2);
     if let Ok(text) = refusal(&machine, &why, server, 80, "/b") {
         let lines = read(&text);
+        // The lines of a refusal, without the first one, "#!ipxe".
         assert_eq!(lines.len(), 5, "{text:?}");
         assert!(
             lines.first().is_some_and(|line| line.first().is_some_and(|word| word == "echo")),
@@ -47,6 +48,7 @@ pub fn boot_script(bytes: &[u8]) {
             !text.contains(['$', '\\', '\'', '|', '&', '<', '>', '{', '[', '*', '?', '#', '`']),
             "{text:?}"
         );
+        // The lines, quotes and semicolons of the template in `configuration`: no value adds any.
         assert_eq!(
             (text.lines().count(), text.matches('"').count(), text.matches(';').count()),
             (7, 4, 2),

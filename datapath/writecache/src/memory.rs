@@ -1,4 +1,5 @@
-//! Allocates RAM for segments: pieces of 2 MiB, mapped from the operating system and returned to it.
+//! Allocates RAM for segments: pieces of 2 MiB, mapped from the operating system and returned to it. Also has
+//! [`AlignedBuffer`], the memory for direct I/O.
 //!
 //! Segments are not on the heap, so that their memory is counted exactly, returned at once, left out of core
 //! dumps, and backed by huge pages if the kernel has them (a random access costs one TLB miss less).

@@ -388,7 +388,7 @@ fn show_claims(claims: &[Claim]) -> anyhow::Result<()> {
             claim.addresses.first().map_or_else(|| "-".to_owned(), ToString::to_string),
             show::time(claim.created_at_ms),
             claim.expires_at_ms.map_or_else(|| "-".to_owned(), show::time),
-            claim.ended.as_deref().map_or_else(|| "claimed".to_owned(), |why| format!("is reset: {why}")),
+            claim.ended.as_deref().map_or_else(|| "claimed".to_owned(), |why| format!("being reset: {why}")),
         ]
     };
     show::table(&["MACHINE", "CATALOG", "FOR", "ADDRESS", "SINCE", "UNTIL", "STATE"], claims.iter().map(row))

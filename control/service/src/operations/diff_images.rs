@@ -21,7 +21,7 @@ use crate::tasks::{self, Work};
     request_body = DiffRequest,
     responses(
         (status = 200, description = "Progress, then the report", body = TaskEvent, content_type = "application/x-ndjson"),
-        (status = 400, description = "Not a reference to an image or version", body = Problem),
+        (status = 400, description = "The path or the request body does not name an image or version", body = Problem),
         (status = 404, description = "No such image or version", body = Problem),
     ),
 )]

@@ -83,7 +83,7 @@ impl Explain for Error {
             Self::KeepsIdentity(_) => {
                 Some("seal a version without --keep-identity, and publish that".to_owned())
             }
-            Self::Replicas(..) => Some(format!("1 to {MAX_REPLICAS}")),
+            Self::Replicas(..) => Some(format!("use 1 to {MAX_REPLICAS} replicas")),
             Self::OtherReplicas { version, connection, .. } => Some(format!(
                 "leave out --replicas; or change the number: 'headwater image unpublish {version} --connection {connection}', \
                  and publish it again"

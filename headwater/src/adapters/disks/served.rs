@@ -353,7 +353,7 @@ impl Disk for ServedVolume {
             // No process goes on with it.
             in_keeper.end();
             volume.end();
-            // Writes that wait for space give up, or the server would wait for them.
+            // Makes writes that wait for space give up; otherwise the server would wait for them.
             let saved = volume.try_close();
             let is_first = parts.is_some();
             if let Some(ServedParts { server, recording, scratch, pin, version }) = parts {
