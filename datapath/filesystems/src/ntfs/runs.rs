@@ -43,7 +43,7 @@ pub(super) fn each_run(
     layout: &Layout,
     mut found: impl FnMut(Run) -> Result<(), Fault>,
 ) -> Result<(), Fault> {
-    let unsound = || fault("the runs of an attribute are invalid");
+    let unsound = || fault("the list of the fragments of a file (its runs) is invalid");
     let mut rest = part.runs;
     let (mut at, mut place) = (part.first, 0i64);
     while let Some((header, after)) = rest.split_first().filter(|(header, _)| **header != 0) {
@@ -64,7 +64,7 @@ pub(super) fn each_run(
             Some(
                 first
                     .filter(|_| end.is_some_and(|end| end <= layout.clusters))
-                    .ok_or_else(|| fault("an attribute has clusters outside of its volume"))?,
+                    .ok_or_else(|| fault("a file has clusters outside of its volume"))?,
             )
         };
         found(Run { first: at, clusters, on_disk })?;
@@ -82,7 +82,7 @@ impl Runs {
     /// Adds a part, which must begin where the one before ended.
     pub(super) fn add(&mut self, part: &Clusters<'_>, layout: &Layout) -> Result<(), Fault> {
         if part.first != self.end() {
-            return Err(fault("a part of an attribute is missing"));
+            return Err(fault("a part of the list of a file's fragments is missing"));
         }
         each_run(part, layout, |run| {
             if self.0.len() >= VALUE_RUNS_MAX {

@@ -76,7 +76,7 @@ fn unit_clusters(power: u8, layout: &Layout) -> Result<u64, Fault> {
     let fits = |clusters: &u64| clusters.saturating_mul(layout.cluster_bytes) <= UNIT_BYTES_MAX;
     clusters
         .filter(fits)
-        .ok_or_else(|| fault(format!("an attribute is compressed in units of 2^{power} clusters")))
+        .ok_or_else(|| fault(format!("a file is compressed in too large units (2^{power} clusters)")))
 }
 
 /// An attribute as a list of attributes has it.
