@@ -209,11 +209,11 @@ impl Service {
         let name = channel.name();
         let mut tick = tokio::time::interval_at(tokio::time::Instant::now() + pace.round, pace.round);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut failures, mut left_out) = (0_u32, 0_u32);
+        let (mut failures, mut rounds_to_skip) = (0_u32, 0_u32);
         loop {
             tick.tick().await;
-            if left_out > 0 {
-                left_out -= 1;
+            if rounds_to_skip > 0 {
+                rounds_to_skip -= 1;
                 continue;
             }
             let Some(now) = alarms.borrow().clone() else { continue };
@@ -235,7 +235,7 @@ impl Service {
                 Err(_) => Some(format!("no answer within {} s", SEND_TIMEOUT.as_secs())),
             };
             if let Some(why) = failed {
-                left_out = (1_u32 << failures.min(6)).min(MISSED_ROUNDS_MAX) - 1;
+                rounds_to_skip = (1_u32 << failures.min(6)).min(MISSED_ROUNDS_MAX) - 1;
                 failures = failures.saturating_add(1);
                 tracing::error!(channel = name, failures, "cannot send alarms, will try again: {why}");
                 continue;

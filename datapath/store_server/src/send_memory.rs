@@ -20,7 +20,7 @@ pub const SMALL_PIECE_BYTES: usize = 16 << 10;
 #[derive(Clone)]
 pub(crate) struct SendMemory {
     server: Arc<Semaphore>,
-    connection: Arc<Semaphore>,
+    own: Arc<Semaphore>,
 }
 
 /// Memory for the pieces of an answer.
@@ -54,8 +54,7 @@ impl SendMemory {
     }
 
     pub(crate) fn of_connection(server: &Arc<Semaphore>) -> Self {
-        let connection = Arc::new(Semaphore::new(CONNECTION_PIECES_BYTES));
-        Self { server: Arc::clone(server), connection }
+        Self { server: Arc::clone(server), own: Arc::new(Semaphore::new(CONNECTION_PIECES_BYTES)) }
     }
 
     pub(crate) fn of_answer(&self) -> AnswerMemory {
@@ -78,6 +77,6 @@ impl AnswerMemory {
     fn try_take(&self, len: usize) -> Option<SendMemoryPermit> {
         let bytes = u32::try_from(len).ok()?;
         let of = |send_memory: &Arc<Semaphore>| Arc::clone(send_memory).try_acquire_many_owned(bytes).ok();
-        Some(SendMemoryPermit(vec![of(&self.connection.connection)?, of(&self.connection.server)?]))
+        Some(SendMemoryPermit(vec![of(&self.connection.own)?, of(&self.connection.server)?]))
     }
 }
