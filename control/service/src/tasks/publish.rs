@@ -48,7 +48,9 @@ enum Error {
     KeepsIdentity(String),
     #[error("cannot publish {0}: {1} replicas are not possible")]
     Replicas(String, u32),
-    #[error("cannot publish {version} to '{connection}' with {wanted} replica(s): it is published there with {there}")]
+    #[error(
+        "cannot publish {version} to '{connection}' with {wanted} replica(s): it is published there with {there}"
+    )]
     OtherReplicas { version: String, connection: String, wanted: u32, there: u32 },
     #[error("cannot publish {0}: version numbers in the cloud are at most {most}", most = u32::MAX)]
     Number(String),
