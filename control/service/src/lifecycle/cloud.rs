@@ -81,10 +81,10 @@ impl Turns {
 #[derive(Clone, Copy)]
 enum Looks {
     /// For all, because the database may be older than the machines: it may have been restored.
-    ForAll,
+    All,
     /// For those that exist in the cloud, or whose end others have caused.
-    ForKnown,
-    ForNone,
+    Known,
+    Nothing,
 }
 
 /// A cloud and the connection of a machine.
@@ -486,9 +486,9 @@ impl Service {
                 return;
             }
             let looks = match round {
-                0 => Looks::ForAll,
-                round if round % LOOK_EVERY == 0 => Looks::ForKnown,
-                _ => Looks::ForNone,
+                0 => Looks::All,
+                round if round % LOOK_EVERY == 0 => Looks::Known,
+                _ => Looks::Nothing,
             };
             if let Err(error) = self.look_after_clouds(&turns, looks).await
                 && error.retry_after_s().is_none()
@@ -503,9 +503,9 @@ impl Service {
         let is_due = |record: &MachineRecord| {
             is_left(record)
                 || match looks {
-                    Looks::ForAll => true,
-                    Looks::ForKnown => !is_gone(record),
-                    Looks::ForNone => false,
+                    Looks::All => true,
+                    Looks::Known => !is_gone(record),
+                    Looks::Nothing => false,
                 }
         };
         for record in machines.into_iter().filter(is_due) {
