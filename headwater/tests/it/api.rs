@@ -360,7 +360,9 @@ fn the_history_is_exported_as_a_chain() {
     // Another history does not continue this one. The file stays as it was.
     let good = std::fs::read_to_string(&file).unwrap();
     other.with_tiny_machine("lab");
-    other.cli(&["audit", "export", path]).fails(6, &["the history has no event", "keep this file"]);
+    other
+        .cli(&["audit", "export", path])
+        .fails(6, &["is not that of event 1 in the history", "keep this file"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), good);
 
     std::fs::write(&file, good.replacen("created", "removed", 1)).unwrap();

@@ -236,7 +236,10 @@ fn a_version_is_published_though_the_daemon_is_killed() {
         daemon.cli(&["image", "publish", "debian@1", "--connection", "prod", "--replicas", replicas])
     };
     assert!(with("1").ok().contains("already"));
-    with("2").fails(4, &["with 2 replica(s)", "it has 1 there", "leave out --replicas", "unpublish"]);
+    with("2").fails(
+        4,
+        &["with 2 replica(s)", "it is published there with 1", "leave out --replicas", "unpublish"],
+    );
     daemon.cli(&["connection", "remove", "prod"]).fails(4, &["debian@1", "image unpublish"]);
     // Somebody removes it in Azure.
     let version = azure.resources().pop().unwrap();
