@@ -13,7 +13,7 @@ use crate::cli::AuditCommand;
 use crate::client::Client;
 use crate::show;
 
-/// What a file has.
+/// The result of an export or a check.
 #[derive(Serialize)]
 struct Report {
     file: String,

@@ -38,7 +38,7 @@ pub async fn the_audit_is_a_chain(db: &dyn Database) {
     }
     // Events of machines that the daemon itself wrote are left out.
     assert_eq!((seen, check.is_whole), (3, true));
-    // What was not saved is not in the chain.
+    // An event of a unit that was not saved is not in the chain.
     let mut repo = db.write().await.unwrap();
     repo.events().append(event("image a", "lost")).await.unwrap();
     drop(repo);

@@ -350,17 +350,24 @@ impl Life {
 }
 
 fn live(seed: u64, mode: CacheMode, image: bool, crashes: usize) {
-    let life = lived(born(seed, mode, image), crashes);
-    // A busy computer spills less between two crashes.
-    assert!(life.spilled > 5 && life.cleaned > 0, "{} written, {} cleaned", life.spilled, life.cleaned);
+    let is_enough = |life: &Life| life.spilled > 20 && life.cleaned > 5;
+    let life = lived_until(born(seed, mode, image), crashes, is_enough);
+    assert!(is_enough(&life), "{} written, {} cleaned", life.spilled, life.cleaned);
 }
 
-fn lived(mut life: Life, crashes: usize) -> Life {
+fn lived(life: Life, crashes: usize) -> Life {
+    lived_until(life, crashes, |_| true)
+}
+
+/// Goes on after the crashes until enough has happened, at most for ten times as many: a busy computer spills less between two
+/// crashes.
+fn lived_until(mut life: Life, crashes: usize, is_enough: impl Fn(&Life) -> bool) -> Life {
     let dir = tempfile::tempdir().unwrap();
-    while life.crashes < crashes as u64 {
+    let crashes = crashes as u64;
+    while life.crashes < crashes || (!is_enough(&life) && life.crashes < 10 * crashes) {
         life.session(dir.path());
     }
-    println!("{crashes} crashes, {} segments written, {} cleaned", life.spilled, life.cleaned);
+    println!("{} crashes, {} segments written, {} cleaned", life.crashes, life.spilled, life.cleaned);
     life
 }
 
