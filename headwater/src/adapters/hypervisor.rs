@@ -30,6 +30,10 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same for a guest that an earlier daemon may have left frozen.
 const ADOPTED_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Timeout of each question of the three that find out who is logged in. One of them starts programs in a guest that
+/// may be busy.
+const USERS_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// How long to wait after a sync for an idle processor of the guest.
 const IDLE_SOON: Duration = Duration::from_millis(100);
 /// The longest wait for an idle processor; a guest that is always busy is then frozen anyway.
@@ -336,7 +340,7 @@ impl Vm for QemuVm {
     }
 
     async fn users(&self) -> Result<usize, BackendError> {
-        self.guest.agent().users(AGENT_TIMEOUT).await.map_err(failed)
+        self.guest.agent().users(USERS_TIMEOUT).await.map_err(failed)
     }
 
     async fn exec(

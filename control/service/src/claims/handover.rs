@@ -17,8 +17,11 @@ use crate::lifecycle::Active;
 /// How long a claim waits if the machine's addresses are not known yet.
 const ADDRESSES_SOON: Duration = Duration::from_millis(100);
 
-/// Timeout of a guest agent that is asked for addresses or users.
+/// Timeout of a guest agent that is asked for addresses.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Timeout of a guest that is asked who is logged in. It starts several programs to find out, and may be busy.
+const USERS_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Timeout of a guest that gets a secret, including its own program that accepts it.
 const SECRET_TIMEOUT: Duration = Duration::from_secs(60);
@@ -68,12 +71,14 @@ impl Service {
         }))
     }
 
-    /// Asks the guest who is logged in. Returns true once after the last user has logged off.
+    /// Asks the guest who is logged in. Returns whether the last user has logged off.
     pub(super) async fn has_logged_off(&self, active: &Active) -> bool {
         if !active.guest().may_ask_users() {
             return false;
         }
-        match tokio::time::timeout(GUEST_TIMEOUT, active.vm.users()).await {
+        let answer = tokio::time::timeout(USERS_TIMEOUT, active.vm.users()).await;
+        active.guest().users_asked();
+        match answer {
             Ok(Ok(users)) => active.guest().saw_users(users),
             Ok(Err(_)) | Err(_) => false,
         }

@@ -515,13 +515,13 @@ impl Service {
         if claim.reset_on != ResetOn::Logoff {
             return;
         }
-        let (service, active, under_way) = (self.clone(), Arc::clone(active), self.begin_operation());
-        // In a task of its own, because a guest may be slow.
+        let (service, active) = (self.clone(), Arc::clone(active));
+        // In a task of its own, because a guest may be slow. A daemon that ends does not wait for the answer.
         tokio::spawn(async move {
-            let _under_way = under_way;
             if !service.has_logged_off(&active).await {
                 return;
             }
+            let _under_way = service.begin_operation();
             let ended = service.end_claim(&Caller::daemon(), &claim, "its user has logged off").await;
             if let Err(error) = ended {
                 tracing::warn!(machine = %claim.machine, "cannot end the claim of a user who has logged off; it is tried again: {}", problem(&error));

@@ -23,6 +23,8 @@ struct Facts {
     next_ask: Option<Instant>,
     pause: Option<Duration>,
     next_users: Option<Instant>,
+    /// A question about users has no answer yet.
+    asks_users: bool,
     was_logged_in: bool,
     /// Whether its last answer was that nobody is logged in.
     saw_nobody: bool,
@@ -63,23 +65,29 @@ impl GuestFacts {
         self.lock().addresses = None;
     }
 
-    /// Whether to ask now who is logged in.
+    /// Whether to ask now who is logged in. After `true`, the caller must ask, and then call [`GuestFacts::users_asked`].
     pub(crate) fn may_ask_users(&self) -> bool {
         let mut facts = self.lock();
-        let now = Instant::now();
-        if facts.next_users.is_some_and(|next| next > now) {
+        if facts.asks_users || facts.next_users.is_some_and(|next| next > Instant::now()) {
             return false;
         }
-        facts.next_users = Some(now + USERS_INTERVAL);
+        facts.asks_users = true;
         true
     }
 
+    /// The question about users has been answered, or was given up.
+    pub(crate) fn users_asked(&self) {
+        let mut facts = self.lock();
+        facts.asks_users = false;
+        facts.next_users = Some(Instant::now() + USERS_INTERVAL);
+    }
+
     /// Records the number of users who are logged in. Returns whether the last one has logged off, which needs two such
-    /// answers in a row.
+    /// answers in a row; further ones say it again.
     pub(crate) fn saw_users(&self, count: usize) -> bool {
         let mut facts = self.lock();
         let has_left = facts.was_logged_in && facts.saw_nobody && count == 0;
-        facts.was_logged_in = count > 0 || (facts.was_logged_in && !has_left);
+        facts.was_logged_in |= count > 0;
         facts.saw_nobody = count == 0;
         has_left
     }

@@ -58,7 +58,8 @@ impl Agent {
     pub async fn users(&self, timeout: Duration) -> Result<usize> {
         let asked = self.call_within::<Vec<User>>("guest-get-users", json!({}), MAX_ANSWER_BYTES, timeout);
         let known = asked.await.map(|users| users.len());
-        if matches!(known, Ok(1..)) {
+        // An agent that does not know the command may know how to start programs. A silent one is not asked again.
+        if !matches!(known, Ok(0) | Err(Error::Agent { .. })) {
             return known;
         }
         let system = self.call_within::<Value>("guest-get-osinfo", json!({}), MAX_ANSWER_BYTES, timeout);
