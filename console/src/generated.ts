@@ -146,7 +146,7 @@ export interface Catalog {
   rotate_after_s?: number;
   /** The number of the newest version of its scheme, whose settings follow. */
   scheme: number;
-  /** The names of machines that have settings of an older version of it. They take the newest ones at their next boot. */
+  /** The names of machines that have settings of an older version of it. They take the newest ones when the controller next starts them. */
   scheme_old?: string[];
   /** Size of the scratch disk of each machine in bytes, whole MiB from 64 MiB to 4 TiB; 0: no scratch disk. */
   scratch_bytes?: number;
@@ -943,7 +943,7 @@ export interface Machine {
   reason?: string;
   /** The version of its catalog's scheme whose settings it has. */
   scheme?: number;
-  /** Whether the scheme has a newer version, which it takes at its next boot. */
+  /** Whether the scheme has a newer version, which it takes when the controller next starts it. */
   scheme_old?: boolean;
   /** Size of its scratch disk, which is empty at each start; 0: no scratch disk. */
   scratch_bytes?: number;
@@ -1365,7 +1365,7 @@ export interface RollRequest {
   health_s?: number;
   /** How many machines besides the canaries may fail before all machines are moved back. */
   max_failures?: number;
-  /** The message that users of such a machine see once, when the machine begins to wait: 1 to 1000 characters. */
+  /** The message that users of such a machine see when the machine begins to wait, and again when more users log in: 1 to 1000 characters. */
   message?: string;
   /** How long to wait after a batch, in seconds. */
   pause_s?: number;
@@ -1412,13 +1412,13 @@ export interface ScaleRequest {
   force?: boolean;
   /** Machines that the catalog is to have in addition: at most 10,000. */
   machines?: ListedMachine[];
-  /** Start the machines that are created. */
+  /** Start the machines that are created, and those of `machines` that exist already. */
   start?: boolean;
 }
 
 /** The versions of the scheme of a catalog. */
 export interface SchemeList {
-  /** Newest first. Machines take the first one at their next boot. */
+  /** Newest first. Machines take the first one when the controller next starts them. */
   versions: SchemeVersion[];
 }
 

@@ -126,7 +126,7 @@ pub struct SetCatalog {
     /// What its machines boot from their next boot on: `IMAGE`, `IMAGE:CHANNEL`, `IMAGE@NUMBER` or `IMAGE@HASH`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// New settings for its machines, which take them at their next boot.
+    /// New settings for its machines, which take them when the controller next starts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<SetScheme>,
     /// How many of its machines are kept on, fresh and unclaimed.
@@ -205,7 +205,8 @@ pub struct Catalog {
     pub next_version: Option<String>,
     /// The number of the newest version of its scheme, whose settings follow.
     pub scheme: u32,
-    /// The names of machines that have settings of an older version of it. They take the newest ones at their next boot.
+    /// The names of machines that have settings of an older version of it. They take the newest ones when the controller next
+    /// starts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub scheme_old: Vec<String>,
     /// The write cache of each machine.

@@ -468,7 +468,7 @@ pub struct Machine {
     /// The version of its catalog's scheme whose settings it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheme: Option<u32>,
-    /// Whether the scheme has a newer version, which it takes at its next boot.
+    /// Whether the scheme has a newer version, which it takes when the controller next starts it.
     #[serde(default)]
     pub scheme_old: bool,
     /// What it should do.

@@ -17,7 +17,7 @@ pub struct ScaleRequest {
     /// Machines that the catalog is to have in addition: at most 10,000.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub machines: Vec<ListedMachine>,
-    /// Start the machines that are created.
+    /// Start the machines that are created, and those of `machines` that exist already.
     #[serde(default)]
     pub start: bool,
     /// If there are not enough other machines, also remove claimed and pinned machines, and machines with a persistent
@@ -146,7 +146,8 @@ pub struct RollRequest {
     /// restarted at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_idle_s: Option<u64>,
-    /// The message that users of such a machine see once, when the machine begins to wait: 1 to 1000 characters.
+    /// The message that users of such a machine see when the machine begins to wait, and again when more users log in: 1 to 1000
+    /// characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
     /// The time after which no machine waits any more, in seconds: machines that are in use then are not restarted. It begins when the

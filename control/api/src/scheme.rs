@@ -264,7 +264,7 @@ pub struct SchemeVersion {
 /// The versions of the scheme of a catalog.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SchemeList {
-    /// Newest first. Machines take the first one at their next boot.
+    /// Newest first. Machines take the first one when the controller next starts them.
     pub versions: Vec<SchemeVersion>,
 }
 

@@ -14,8 +14,8 @@ use crate::streaming;
 pub enum ImageCommand {
     /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
     Import {
-        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME, nbds://HOST[:PORT]/NAME[?tls-certificates=DIR] (with TLS) or
-        /// nbd+unix:///NAME?socket=PATH
+        /// A file, - for standard input, or nbd://HOST[:PORT]/NAME, nbd+unix:///NAME?socket=PATH, or with TLS
+        /// nbds://HOST[:PORT]/NAME[?tls-certificates=DIR] or nbds+unix://..; tls-hostname=NAME is the name in the server's certificate
         #[arg(value_name = "FILE|URI", value_hint = ValueHint::FilePath)]
         source: String,
         /// The image's name [default: the file's name without its extension]
@@ -207,7 +207,8 @@ pub enum ImageCommand {
         format: Option<ExportFormat>,
     },
     /// Publish a version to the gallery of a connection, so that machines can be made of it in Azure. The version is
-    /// checked first: it must be generalised, and must report to Azure that it has booted. An interrupted upload continues
+    /// checked first: it must be generalised and, unless --no-agent-check is given, have a program that reports to Azure
+    /// that it has booted. An interrupted upload continues
     Publish {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]
@@ -218,7 +219,7 @@ pub enum ImageCommand {
         /// The number of replicas in the region; each permits 20 machines to be made at the same time [default: 1]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
         replicas: Option<u32>,
-        /// Publish it even if no program is found in it that reports to Azure: neither cloud-init nor waagent
+        /// Publish it even if no program is found in it that reports to Azure: no cloud-init, no waagent, no unit for that
         #[arg(long)]
         no_agent_check: bool,
         /// It boots from NVMe disks too, which sizes of v6 need

@@ -353,7 +353,7 @@ pub struct RollArgs {
     /// If somebody is logged in to a machine, restart it when nobody is, or after this time, such as 30m [default: restart it at once]
     #[arg(long, value_name = "TIME", value_parser = super::task::span)]
     pub wait_idle: Option<u64>,
-    /// Show users of such a machine this message once, when the machine begins to wait
+    /// Show users of such a machine this message when the machine begins to wait, and again when more users log in
     #[arg(long, value_name = "TEXT", requires = "wait_idle")]
     pub message: Option<String>,
     /// After this time no machine waits any more, and a machine that is in use is not restarted: it takes the version at its next boot
@@ -391,7 +391,7 @@ pub enum SchemeVersionCommand {
         /// The number of the other version [default: the newest]
         to: Option<u32>,
     },
-    /// Make a new version with the settings of an earlier one; machines take it at their next boot
+    /// Make a new version with the settings of an earlier one; machines take it when the controller next starts them
     Revert {
         /// The catalog
         #[arg(add = complete::catalogs())]
@@ -465,8 +465,8 @@ pub enum CatalogCommand {
         #[arg(add = complete::catalogs())]
         name: String,
     },
-    /// Change what a catalog's machines boot and their settings from their next boot on, how many are ready, what a seal removes, or the
-    /// policy for lost hosts; an option that is not given changes nothing
+    /// Change what a catalog's machines boot, their settings (used when the controller next starts them), how many are ready, what a
+    /// seal removes, or the policy for lost hosts; an option that is not given changes nothing
     #[command(group = clap::ArgGroup::new("change").required(true).multiple(true).args([
         "from", "stop_idle", "cache", "ram", "disk", "weight", "memory", "cpus", "transport", "firmware", "secure_boot", "tpm",
         "display", "network", "scratch", "user_data", "personality", "no_personality",
@@ -564,7 +564,7 @@ pub enum CatalogCommand {
         /// Add the machines of this CSV file, whose first line is 'name,mac' or 'name'
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         machines: Option<PathBuf>,
-        /// Start the machines that are created
+        /// Start the machines that are created, and with --machines those of the file that exist already
         #[arg(long)]
         start: bool,
         /// If there are not enough others, also remove claimed and pinned machines, and machines with a persistent disk;

@@ -17,7 +17,8 @@ pub struct Settings {
     /// The client at the identity provider: a public one, without a secret
     #[arg(long, value_name = "ID", value_parser = client_id, requires = "oidc_issuer")]
     pub oidc_client_id: Option<String>,
-    /// The scope that a login asks for [default: openid profile email, and groups if the identity provider names it]
+    /// The scope that a login asks for [default: openid profile email groups, without groups if the identity provider lists its scopes
+    /// and groups is not among them]
     #[arg(long, value_name = "SCOPE", value_parser = scope, requires = "oidc_issuer")]
     pub oidc_scope: Option<String>,
     /// The claim of the ID token with the groups of a person [default: groups]

@@ -89,7 +89,7 @@ pub(super) async fn list_schemes(
     Ok(Json(SchemeList { versions: schemes.into_iter().map(view).collect() }))
 }
 
-/// Makes a new version with the settings of an earlier one. Machines take it at their next boot.
+/// Makes a new version with the settings of an earlier one. Machines take it when the controller next starts them.
 #[utoipa::path(
     post,
     path = "/api/v1/catalogs/{catalog}/scheme/revert",

@@ -21,7 +21,7 @@ use crate::extract::{Body, Name};
     request_body = ClaimRequest,
     responses(
         (status = 201, body = Claim),
-        (status = 400, description = "The holder, key or time is not valid, or the catalog's machines have persistent disks", body = Problem),
+        (status = 400, description = "The holder, the key, `ttl_s` or `wait_s` is not valid, or the catalog's machines have persistent disks or are in a cloud", body = Problem),
         (status = 404, description = "No such catalog", body = Problem),
         (status = 409, description = "No machine is ready, or the claim with this key has ended", body = Problem),
         (status = 503, description = "The daemon is stopping", body = Problem),

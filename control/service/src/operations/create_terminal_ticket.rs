@@ -22,7 +22,7 @@ use crate::web::MachineSocket;
     responses(
         (status = 201, body = ConsoleTicket),
         (status = 404, description = "No such machine", body = Problem),
-        (status = 409, description = "The daemon serves no web console, or the machine is on another host", body = Problem),
+        (status = 409, description = "The daemon serves no web console (`serve --console`), or the machine is on another host", body = Problem),
         (status = 503, description = "Too many tickets wait to be used", body = Problem),
     ),
 )]

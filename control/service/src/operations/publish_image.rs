@@ -15,7 +15,8 @@ use crate::extract::{Body, Name, Parameters};
 use crate::tasks;
 
 /// Publishes a version to the gallery of a connection, so that machines can be made of it there. The version is checked
-/// first: it must be generalised, and must have a program that reports to the cloud. An interrupted upload continues.
+/// first: it must be generalised and, unless `no_agent_check` is set, have a program that reports to the cloud. An
+/// interrupted upload continues.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/publish",
@@ -40,8 +41,8 @@ pub(super) async fn publish_image(
     tasks::begin_publish(&service, caller, &name, request).await
 }
 
-/// Removes a published version from the gallery of a connection, with what an incomplete publication has made. The
-/// version here stays. The definition of the image and the gallery go with their last version.
+/// Removes a published version from the gallery of a connection, or what an interrupted publication left there. The
+/// version here stays. The image definition and the gallery are removed with their last version.
 #[utoipa::path(
     post,
     path = "/api/v1/images/{image}/unpublish",
