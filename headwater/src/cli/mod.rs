@@ -286,7 +286,7 @@ pub enum AuditCommand {
         /// The file; created if it does not exist
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
-        /// Begin a new file with the events after this one, if an earlier event does not fit to the chain
+        /// Begin a new file with the events after this one, if an earlier event does not follow the event before it
         #[arg(long, value_name = "ID")]
         after: Option<i64>,
     },
