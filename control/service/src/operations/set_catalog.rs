@@ -23,7 +23,7 @@ use crate::extract::{Body, Name};
 use crate::operations::catalog_scheme;
 use crate::retention::{ReferenceKind, Referrer};
 
-/// Changes what the machines of a catalog boot (another channel, version or image) from their next boot on, and their settings (a new version
+/// Changes what the machines of a catalog boot from their next boot on: another channel, version or image. Changes their settings (a new version
 /// of its scheme) from their next start by the controller on. Changes also how many machines are kept ready to be claimed, and what a seal removes in their guests.
 #[utoipa::path(
     patch,
