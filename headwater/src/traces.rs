@@ -47,9 +47,9 @@ impl TraceOutbox {
     }
 
     /// Removes a trace that the other process has stored, unless there is a newer one.
-    pub fn is_kept(&self, manifest: Hash, kept: &[u8]) {
+    pub fn remove_stored(&self, manifest: Hash, stored: &[u8]) {
         let mut waiting = self.0.lock();
-        if waiting.get(&manifest).is_some_and(|trace| trace == kept) {
+        if waiting.get(&manifest).is_some_and(|trace| trace == stored) {
             waiting.remove(&manifest);
         }
     }

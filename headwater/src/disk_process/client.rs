@@ -327,9 +327,10 @@ impl Link {
         if was_open? || !is_first || !is_persistent {
             return Ok(());
         }
-        let message = "its last writes may be missing on its persistent disk: the disk process ended before it had saved them, and the disk \
-                       has the state of its last successful flush, or a later one";
-        Err(BackendError::new(ProblemKind::Failed, message))
+        let message = "the machine's last writes may be missing on its persistent disk: the disk process ended before it had saved them, \
+                       and the persistent disk has the state of its last successful flush, or a later state";
+        let advice = "start the machine, and check its files; if they are damaged, reset the machine";
+        Err(BackendError::new(ProblemKind::Failed, message).advise(advice))
     }
 
     /// Makes a call that ends early if its task is cancelled.
@@ -436,7 +437,7 @@ impl DiskClient {
             }
         };
         if tokio::time::timeout(patience, ending).await.is_err() {
-            tracing::warn!("the disk process does not end in time");
+            tracing::warn!("the disk process has not ended after {} s; its log says why", patience.as_secs());
         }
     }
 
@@ -609,7 +610,7 @@ impl DiskHost for DiskClient {
 
     fn close_store(&self) {
         if let Err(error) = self.link.call::<()>(&Call::CloseStore) {
-            tracing::warn!(%error, "cannot fail the reads that wait");
+            tracing::warn!(%error, "cannot make the disk process fail the reads that wait for the store");
         }
     }
 }

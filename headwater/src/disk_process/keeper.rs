@@ -341,7 +341,7 @@ impl Keeping {
             Err(why) => asked.answer(Err(why)).await,
             Ok(versions) => {
                 let version = versions.program();
-                tracing::info!(version, "the disk process is to hand its disks over to another program");
+                tracing::info!(version, "an upgrade begins: the disk process is told to hand its disks over to the new program");
                 tell(child, Signal::USR1);
                 let (begun, step) = (Instant::now(), Step::HandsOver);
                 self.upgrade = Some(Upgrade { asked, versions, begun, step, disks: 0 });
@@ -362,7 +362,7 @@ impl Keeping {
     /// The new program has not taken all disks over in time, and cannot give them back either.
     async fn go_on_late(&mut self, upgrade: Upgrade, id: u32, why: &str) {
         let text = format!(
-            "the new program ({id}) has not served the disks within {} s, and does not give them back ({why}): it goes on, because persistent \
+            "the new program (process {id}) has not served the disks within {} s, and does not give them back ({why}): it goes on, because persistent \
              disks would lose their last writes with it; see whether a disk of the host hangs",
             SERVES_WITHIN.as_secs()
         );
@@ -392,7 +392,7 @@ impl Keeping {
                 }
                 let id = child.id().unwrap_or_default();
                 let text = format!(
-                    "the disk process ({id}) has not handed its disks over after {within} s, and is left alone, because {why}: see whether a \
+                    "disk process {id} has not handed its disks over after {within} s, and is left alone, because {why}: see whether a \
                      disk of the host hangs; if guests wait, 'kill -KILL {id}' has another process take over all disks except persistent ones, \
                      which lose what was not flushed"
                 );
@@ -400,7 +400,11 @@ impl Keeping {
                 false
             }
             Step::TakesOver => {
-                tracing::error!("the new program does not serve the disks in time: it is to give them back");
+                tracing::error!(
+                    "the new program has not served the disks within {} s: the keeper tells it to give them back, and starts the old program \
+                     again after that",
+                    SERVES_WITHIN.as_secs()
+                );
                 upgrade.step = Step::GivesBack(Instant::now());
                 self.upgrade = Some(upgrade);
                 tell(child, Signal::USR1);
@@ -408,7 +412,11 @@ impl Keeping {
             }
             // All are held here.
             Step::GivesBack(_) if self.disks() >= upgrade.disks => {
-                tracing::error!("the new program does not end in time, and has no disk: it is killed");
+                tracing::error!(
+                    "the new program has given all disks back, and has not ended within {} s: it is killed, and the old program serves the \
+                     disks again",
+                    ENDS_WITHIN.as_secs()
+                );
                 self.upgrade = Some(upgrade);
                 tell(child, Signal::KILL);
                 true
@@ -526,7 +534,7 @@ impl Keeping {
             Ok(Some(_)) => {}
             // The message is gone, and the next one can be read.
             Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                tracing::error!(%error, "a disk does not outlive a crash of its process: its descriptor could not be kept (limit of open files?)");
+                tracing::error!(%error, "a machine does not outlive a crash of the disk process, because the keeper could not keep a descriptor of its disk: raise the limit of open files of 'headwater disks' (ulimit -n, LimitNOFILE=), and start the machine again");
             }
             Ok(None) | Err(_) => return false,
         }

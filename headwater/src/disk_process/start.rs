@@ -101,7 +101,9 @@ fn is_gone_soon(data_dir: &DataDir) -> bool {
 }
 
 fn does_not_end() -> anyhow::Error {
-    Problem::new(ProblemKind::Conflict, "an earlier disk process does not end").into()
+    let message = "cannot start the disk process: an earlier disk process does not end";
+    let advice = "see in its log why; it may be stopped, or a disk of the host may hang";
+    Problem::new(ProblemKind::Conflict, message).advise(advice).into()
 }
 
 fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Result<()> {
@@ -123,7 +125,7 @@ fn start(data_dir: &DataDir, (filter, format): (&str, LogFormat)) -> anyhow::Res
         }
         if begun.elapsed() > START_PATIENCE {
             let message = format!("{failed}: it does not listen after {} s", START_PATIENCE.as_secs());
-            return Err(Problem::new(ProblemKind::Failed, message).into());
+            return Err(Problem::new(ProblemKind::Failed, message).advise("its log may say why").into());
         }
         std::thread::sleep(LOOK_INTERVAL);
     }

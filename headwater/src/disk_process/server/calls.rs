@@ -1,4 +1,8 @@
-//! Answers the calls of daemons, on one thread for each connection.
+//! Answers the calls of daemons ([`crate::disk_process::protocol`]), with one thread for each connection. Requests of guests do not pass here.
+//!
+//! [`answer`] runs long calls and reports their progress; [`quick`] runs all others. After [`Call::Hold`], a connection carries no other calls:
+//! it keeps this process alive, and boot traces are sent to the daemon over it. A frozen disk or a reader belongs to the connection that opened
+//! it, and is dropped with that connection.
 
 use std::io::{BufReader, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
@@ -34,6 +38,7 @@ use crate::traces::Place;
 struct Session {
     frozen: Option<FrozenVolume>,
     reader: Option<Arc<dyn Device>>,
+    /// The daemon has sent [`Call::Hold`]: this process does not end while the connection is open.
     is_held: bool,
 }
 
@@ -71,7 +76,7 @@ fn serve_calls(
             None => receive::<Call>(&mut reading, &mut line)?,
         };
         let Some(call) = received else { return Ok(()) };
-        // Until the answer is sent, the process does not end.
+        // If the call changes disks, this process does not end before the answer is sent.
         let Some(_running) = shared.calls.begin(&call) else {
             send(&mut stream, &Answer::NotBegun)?;
             continue;
@@ -100,7 +105,7 @@ fn serve_calls(
     }
 }
 
-/// Sends boot traces to a daemon until its connection ends.
+/// Keeps this process alive while a daemon is connected, and sends boot traces to the daemon.
 fn hold(
     stream: &mut UnixStream,
     reading: &mut BufReader<UnixStream>,
@@ -119,7 +124,7 @@ fn hold(
         if receive::<Call>(reading, &mut Vec::new())?.is_none() {
             return Ok(());
         }
-        outbox.is_kept(manifest, &sent.trace);
+        outbox.remove_stored(manifest, &sent.trace);
     }
     Ok(())
 }
@@ -184,7 +189,8 @@ fn answer(
     }
 }
 
-/// Runs a long call, reports its progress, and cancels it if the daemon closes its sending half of the connection.
+/// Runs a long call and reports its progress. Cancels the call if the daemon closes its sending half of the connection, if a progress message
+/// cannot be sent, or if this process is ending.
 fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
     stream: &mut UnixStream,
     shared: &Shared,
@@ -231,7 +237,7 @@ fn has_hung_up(stream: &UnixStream) -> bool {
     polled.is_ok() && fd.revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
 }
 
-/// Handles calls that end soon.
+/// Handles calls without progress, which cannot be cancelled. Most end soon, but some wait for the store or for disks.
 fn quick(
     call: Call,
     shared: &Shared,
@@ -322,9 +328,10 @@ fn of_disk(
             let (uuid, machine, version) = (request.uuid, request.machine.clone(), request.version.clone());
             let is_persistent = request.kept.is_some();
             if shared.is_ending.load(Ordering::SeqCst) {
-                return Err(BackendError::new(ProblemKind::Unavailable, "the disk process ends"));
+                return Err(BackendError::new(ProblemKind::Unavailable, "the disk process is ending, and opens no more disks"));
             }
-            // Left by a daemon that did not learn that it was opened: the disk process crashed meanwhile.
+            // The process before this one opened the disk and crashed before it answered, so the daemon does not know that the disk is open.
+            // This process has taken the disk over.
             let left = shared.disks.lock().remove(&uuid);
             if let Some(Entry { disk, .. }) = left {
                 tracing::warn!(%uuid, "a machine's earlier disk is closed, because it is opened again");
