@@ -179,7 +179,10 @@ impl Http {
             Ok(Err(error)) => {
                 tracing::debug!(%client, %error, "an HTTP connection of a booting machine broke off")
             }
-            Err(_) => tracing::debug!(%client, "an HTTP connection of a booting machine took too long"),
+            Err(_) => {
+                let limit_s = CONNECTION_TIMEOUT.as_secs();
+                tracing::debug!(%client, limit_s, "an HTTP connection of a booting machine was closed: it lasted too long");
+            }
         }
     }
 

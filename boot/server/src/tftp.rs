@@ -1,6 +1,6 @@
 //! TFTP server (port 69): sends loaders to firmware. Each transfer has its own socket and task.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use tokio::net::UdpSocket;
 use crate::interface;
 use crate::loaders::Loaders;
 
-/// The most transfers at a time; further requests are refused.
+/// The most transfers at a time. Further requests are ignored, because clients repeat them.
 pub const TRANSFERS_MAX: usize = 256;
-/// The most transfers to one address at a time.
+/// The most transfers to one address at a time. Further requests are ignored.
 pub const TRANSFERS_OF_ADDRESS_MAX: usize = 4;
 
 /// Active transfers, by the address and port of the client.
 #[derive(Default)]
-struct UnderWay(Mutex<HashMap<SocketAddr, ()>>);
+struct UnderWay(Mutex<HashSet<SocketAddr>>);
 
 /// Registration of an active transfer. Dropping it ends the registration.
 struct Registration {
@@ -38,12 +38,12 @@ impl UnderWay {
     /// `None`: the client already has a transfer (a repeated request), or the limit is reached.
     fn take(self: &Arc<Self>, client: SocketAddr) -> Option<Registration> {
         let mut all = self.0.lock();
-        let of_address = |address: IpAddr| all.keys().filter(|other| other.ip() == address).count();
+        let of_address = |address: IpAddr| all.iter().filter(|other| other.ip() == address).count();
         let is_free = all.len() < TRANSFERS_MAX
             && of_address(client.ip()) < TRANSFERS_OF_ADDRESS_MAX
-            && !all.contains_key(&client);
+            && !all.contains(&client);
         is_free.then(|| {
-            all.insert(client, ());
+            all.insert(client);
             Registration { all: Arc::clone(self), client }
         })
     }
@@ -86,10 +86,10 @@ fn start(
     }
     let Some(file) = loaders.find(&request.file) else {
         // Loaders ask for files that do not exist, and wait long if they get no answer.
-        tracing::debug!(%client, file = request.file, "there is no such loader");
+        tracing::debug!(%client, file = request.file, "a client asked for a file that is no loader");
         return Err(refusal(ErrorCode::NotFound, "there is no such file"));
     };
-    let Some(place) = under_way.take(client) else { return Ok(()) };
+    let Some(registration) = under_way.take(client) else { return Ok(()) };
     let (transfer, step) = Transfer::start(request, file);
     let socket = interface::udp(interface, 0).and_then(UdpSocket::from_std);
     let socket = socket.map_err(|e| refusal(ErrorCode::Undefined, &format!("cannot open a socket: {e}")))?;
@@ -102,7 +102,7 @@ fn start(
             }
             Err(error) => tracing::debug!(%client, file = name, %error, "a transfer broke off"),
         }
-        drop(place);
+        drop(registration);
     });
     Ok(())
 }

@@ -90,7 +90,7 @@ impl CloudScheme {
         if !["ssh-rsa ", "ssh-ed25519 "].iter().any(|start| ssh_key.starts_with(start)) {
             return wrong(
                 "the SSH key is not a public key of the kind ssh-rsa or ssh-ed25519".to_owned(),
-                "give the line of a file such as ~/.ssh/id_ed25519.pub",
+                "use a public key such as the one in ~/.ssh/id_ed25519.pub: the option --ssh-key takes the file, the API its line",
             );
         }
         Ok(())

@@ -6,10 +6,10 @@
 //!        --> else one query runs in a task of its own --> answered within TIMEOUT --> the new answer
 //!                                                     --> not yet, or failed -------> the last answer, with its age
 //! ```
-//! For what a reference resolves to, the wait is longer if this daemon changed that, or does not know it yet, because a
-//! user who has just changed something wants to see the result.
+//! A view waits up to TIMEOUT_CHANGED for the version of a reference if this daemon has no answer yet, or if it has just changed the
+//! store, because the user who made the change wants to see the result.
 //!
-//! An answer is marked as outdated if this daemon changed the store since, or if the store does not answer.
+//! An [`Answer`] is marked as outdated if this daemon changed the store since; [`StoreFigures`] also if the store does not answer.
 //! Operations that decide something do not use the cache. If a remote store cannot be reached, a reference resolves as
 //! when its image was last looked up (`StoredImages::resolve` of the program), so that machines start; all other operations
 //! fail.
@@ -46,7 +46,7 @@ const SILENT_AFTER: Duration = Duration::from_secs(10);
 const MAX_REFERENCES: usize = 4_096;
 
 /// The most concurrent queries for versions. Each occupies a thread.
-const MAX_QUESTIONS: usize = 8;
+const MAX_QUERIES: usize = 8;
 
 /// An answer and its age.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +74,7 @@ struct State<T> {
     /// The answer, and when its query began.
     last: Option<(T, Instant)>,
     /// When the latest query began; the channel closes when it ends.
-    question: Option<(Instant, watch::Receiver<()>)>,
+    query: Option<(Instant, watch::Receiver<()>)>,
     /// When the daemon itself changed the subject of the answer.
     changed: Option<Instant>,
     /// When the first failed query since the last answer began, and the error of the last one.
@@ -97,7 +97,7 @@ impl<T> State<T> {
 
 impl<T> Default for StoreView<T> {
     fn default() -> Self {
-        Self(Arc::new(Mutex::new(State { last: None, question: None, changed: None, failing: None })))
+        Self(Arc::new(Mutex::new(State { last: None, query: None, changed: None, failing: None })))
     }
 }
 
@@ -113,18 +113,18 @@ impl<T: Clone + Send + 'static> StoreView<T> {
     }
 
     /// Returns the last answer if it is younger than `max_age`. Otherwise begins a query, unless one runs, before
-    /// this returns; the future waits for it. With `when_changed` it waits for this time if the answer is unknown, or the
-    /// daemon changed its subject, and ignores queries from before the change.
+    /// this returns; the future waits for it. `when_changed`: if there is no answer, or the daemon changed its subject since,
+    /// the future waits for this time instead of [`TIMEOUT`], and ignores queries from before the change.
     fn ask<F>(
         self,
         max_age: Duration,
         when_changed: Option<Duration>,
-        question: impl FnOnce() -> F,
+        query: impl FnOnce() -> F,
     ) -> impl Future<Output = Option<Answer<T>>> + Send
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
     {
-        let waits_for = (!self.is_young(max_age)).then(|| self.begin(when_changed.is_some(), question));
+        let waits_for = (!self.is_young(max_age)).then(|| self.begin(when_changed.is_some(), query));
         async move {
             if let Some((since, mut ended)) = waits_for {
                 // Answered or timed out: in both cases return what is known now.
@@ -144,15 +144,15 @@ impl<T: Clone + Send + 'static> StoreView<T> {
     }
 
     /// Whether there was no answer yet, and a query runs.
-    fn is_awaited(&self) -> bool {
+    fn awaits_first_answer(&self) -> bool {
         let state = self.lock();
-        state.last.is_none() && state.question.as_ref().is_some_and(|(_, ended)| ended.has_changed().is_ok())
+        state.last.is_none() && state.query.as_ref().is_some_and(|(_, ended)| ended.has_changed().is_ok())
     }
 
     /// Whether the store does not answer: the last query failed, or takes too long.
     fn silence(&self) -> Option<Silence> {
         let state = self.lock();
-        let begun = state.question.as_ref().filter(|(_, ended)| ended.has_changed().is_ok());
+        let begun = state.query.as_ref().filter(|(_, ended)| ended.has_changed().is_ok());
         let begun = begun.map(|(since, _)| *since).filter(|since| since.elapsed() >= SILENT_AFTER);
         match (&state.failing, begun) {
             (Some((since, why)), _) => Some(Silence { age: since.elapsed(), why: Some(why.clone()) }),
@@ -161,14 +161,14 @@ impl<T: Clone + Send + 'static> StoreView<T> {
         }
     }
 
-    fn begin<F>(&self, after_changes: bool, question: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
+    fn begin<F>(&self, after_changes: bool, query: impl FnOnce() -> F) -> (Instant, watch::Receiver<()>)
     where
         F: Future<Output = Result<T, BackendError>> + Send + 'static,
     {
         let mut state = self.lock();
         let changed = state.changed.filter(|_| after_changes);
         // The sender is dropped when the query ends in any way.
-        if let Some((since, ended)) = state.question.clone()
+        if let Some((since, ended)) = state.query.clone()
             && ended.has_changed().is_ok()
             && changed.is_none_or(|changed| since > changed)
         {
@@ -176,10 +176,10 @@ impl<T: Clone + Send + 'static> StoreView<T> {
         }
         let (ending, ended) = watch::channel(());
         let since = Instant::now();
-        state.question = Some((since, ended.clone()));
-        let (this, question) = (self.clone(), question());
+        state.query = Some((since, ended.clone()));
+        let (this, query) = (self.clone(), query());
         tokio::spawn(async move {
-            let answer = question.await;
+            let answer = query.await;
             let mut state = this.lock();
             match answer {
                 // A later query was answered first.
@@ -206,7 +206,7 @@ pub(crate) struct StoreViews {
     bytes: StoreView<u64>,
     /// By reference. `None`: the store has no such version.
     versions: Mutex<HashMap<String, StoreView<Option<ImageVersion>>>>,
-    question_places: Arc<Semaphore>,
+    query_permits: Arc<Semaphore>,
 }
 
 impl Default for StoreViews {
@@ -215,7 +215,7 @@ impl Default for StoreViews {
             images: StoreView::default(),
             bytes: StoreView::default(),
             versions: Mutex::default(),
-            question_places: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+            query_permits: Arc::new(Semaphore::new(MAX_QUERIES)),
         }
     }
 }
@@ -270,7 +270,7 @@ impl Service {
         let silence = self.answers().images.silence();
         let changed = images.iter().chain(&bytes).any(|answer| answer.outdated);
         StoreFigures {
-            outdated: changed || silence.is_some() || self.answers().images.is_awaited(),
+            outdated: changed || silence.is_some() || self.answers().images.awaits_first_answer(),
             silence,
             images: images.map(|answer| answer.value),
             bytes: bytes.map(|answer| answer.value),
@@ -321,17 +321,17 @@ impl Service {
         reference: &str,
     ) -> impl Future<Output = Option<ImageVersion>> + Send + use<> {
         // The start of the machine reports a reference that cannot be resolved.
-        let begun_at = ImageRef::parse(reference).ok().map(|parsed| {
-            let (images, places) = (Arc::clone(self.images()), self.answers().question_places.clone());
+        let answer = ImageRef::parse(reference).ok().map(|parsed| {
+            let (images, permits) = (Arc::clone(self.images()), self.answers().query_permits.clone());
             self.answers().version(&parsed).ask(Duration::ZERO, Some(TIMEOUT_CHANGED), || async move {
-                let _place = places.acquire_owned().await;
+                let _permit = permits.acquire_owned().await;
                 match images.resolve(&parsed).await {
                     Err(e) if e.kind() == ProblemKind::NotFound => Ok(None),
                     resolved => resolved.map(Some),
                 }
             })
         });
-        async move { begun_at?.await?.value }
+        async move { answer?.await?.value }
     }
 }
 
@@ -343,14 +343,14 @@ mod tests {
 
     /// A store that answers with its number of queries, when the test allows it.
     struct Slow {
-        begun_at: AtomicU64,
+        queries: AtomicU64,
         answers: Semaphore,
     }
 
-    async fn ask(begun_at: &StoreView<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
+    async fn ask(view: &StoreView<u64>, store: &Arc<Slow>, max_age: Duration) -> Option<u64> {
         let store = Arc::clone(store);
-        let answer = begun_at.clone().ask(max_age, None, || async move {
-            let number = store.begun_at.fetch_add(1, Ordering::SeqCst) + 1;
+        let answer = view.clone().ask(max_age, None, || async move {
+            let number = store.queries.fetch_add(1, Ordering::SeqCst) + 1;
             store.answers.acquire().await.unwrap().forget();
             Ok(number)
         });
@@ -358,85 +358,77 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_store_that_is_away_holds_nobody_up_and_is_asked_once() {
-        let (begun_at, store) = (
-            StoreView::default(),
-            Arc::new(Slow { begun_at: AtomicU64::new(0), answers: Semaphore::new(0) }),
-        );
+    async fn a_store_that_does_not_answer_delays_no_view_and_is_asked_once() {
+        let store = Arc::new(Slow { queries: AtomicU64::new(0), answers: Semaphore::new(0) });
+        let view = StoreView::default();
         let (any, none) = (Duration::MAX, Duration::ZERO);
-        let times = || store.begun_at.load(Ordering::SeqCst);
+        let times = || store.queries.load(Ordering::SeqCst);
         for _ in 0..3 {
-            assert_eq!(ask(&begun_at, &store, any).await, None);
+            assert_eq!(ask(&view, &store, any).await, None);
         }
         assert_eq!(times(), 1);
         // The store answers again: the next view has the new answer, and makes no query while that is recent.
-        let mut ended = begun_at.lock().question.clone().unwrap().1;
+        let mut ended = view.lock().query.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
-        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(1), 1));
+        assert_eq!((ask(&view, &store, any).await, times()), (Some(1), 1));
         // The answer is old and the store fails again: the last answer.
-        assert_eq!((ask(&begun_at, &store, none).await, times()), (Some(1), 2));
-        assert_eq!((ask(&begun_at, &store, none).await, times()), (Some(1), 2));
-        let mut ended = begun_at.lock().question.clone().unwrap().1;
+        assert_eq!((ask(&view, &store, none).await, times()), (Some(1), 2));
+        assert_eq!((ask(&view, &store, none).await, times()), (Some(1), 2));
+        let mut ended = view.lock().query.clone().unwrap().1;
         store.answers.add_permits(1);
         assert!(ended.changed().await.is_err());
-        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(2), 2));
+        assert_eq!((ask(&view, &store, any).await, times()), (Some(2), 2));
         // Recent, but outdated.
-        begun_at.changed();
+        view.changed();
         store.answers.add_permits(1);
-        assert_eq!((ask(&begun_at, &store, any).await, times()), (Some(3), 3));
+        assert_eq!((ask(&view, &store, any).await, times()), (Some(3), 3));
     }
 
     #[tokio::test]
-    async fn a_question_from_before_a_change_does_not_tell_what_came_of_it() {
-        let begun_at = StoreView::default();
+    async fn an_answer_to_a_query_from_before_a_change_is_ignored() {
+        let view = StoreView::default();
         let (goes_on, waits) = tokio::sync::oneshot::channel::<()>();
-        let slow = begun_at.begin(true, || async move {
+        let slow = view.begin(true, || async move {
             let _ = waits.await;
             Ok(1)
         });
         let minute = Some(Duration::from_secs(60));
-        assert_eq!(begun_at.lock().timeout(minute), Duration::from_secs(60), "nothing is known");
-        begun_at.changed();
-        let answer = begun_at.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
+        assert_eq!(view.lock().timeout(minute), Duration::from_secs(60), "nothing is known");
+        view.changed();
+        let answer = view.clone().ask(Duration::ZERO, minute, || async { Ok(2) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((2, false)));
-        assert_eq!(begun_at.lock().timeout(minute), TIMEOUT);
+        assert_eq!(view.lock().timeout(minute), TIMEOUT);
         // The first query is answered last, and its answer is ignored.
         drop(goes_on);
         let mut ended = slow.1;
         assert!(ended.changed().await.is_err());
-        assert_eq!(begun_at.lock().last.map(|(value, _)| value), Some(2));
-        begun_at.changed();
-        assert_eq!(begun_at.lock().timeout(minute), Duration::from_secs(60));
+        assert_eq!(view.lock().last.map(|(value, _)| value), Some(2));
+        view.changed();
+        assert_eq!(view.lock().timeout(minute), Duration::from_secs(60));
         let away = || BackendError::new(ProblemKind::Failed, "away");
-        let failed = begun_at.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
+        let failed = view.clone().ask(Duration::ZERO, minute, || async move { Err(away()) }).await;
         assert!(failed.is_some_and(|answer| answer.outdated));
-        assert_eq!(
-            begun_at.lock().timeout(minute),
-            TIMEOUT,
-            "a store that is away is not waited for so long"
-        );
+        assert_eq!(view.lock().timeout(minute), TIMEOUT, "a store that is away is not waited for so long");
     }
 
     #[tokio::test]
-    async fn a_failure_leaves_what_was_known() {
-        let begun_at = StoreView::default();
+    async fn a_failure_leaves_the_last_answer() {
+        let view = StoreView::default();
         let failed = || BackendError::new(ProblemKind::Failed, "away");
-        assert!(begun_at.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
-        let answer = begun_at.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
+        assert!(view.clone().ask(Duration::ZERO, None, || async { Ok(7) }).await.is_some());
+        let answer = view.clone().ask(Duration::ZERO, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, false)));
-        assert!(
-            begun_at.silence().is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away")))
-        );
+        assert!(view.silence().is_some_and(|silence| silence.why.is_some_and(|why| why.contains("away"))));
         // Changed since, so outdated.
-        begun_at.changed();
-        let answer = begun_at.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
+        view.changed();
+        let answer = view.clone().ask(Duration::MAX, None, || async move { Err(failed()) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((7, true)));
         // A store that cannot tell does answer.
         let untold = || BackendError::new(ProblemKind::Invalid, "it does not tell");
-        begun_at.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
-        assert_eq!(begun_at.silence(), None);
-        let answer = begun_at.clone().ask(Duration::ZERO, None, || async { Ok(8) }).await;
+        view.clone().ask(Duration::ZERO, None, || async move { Err(untold()) }).await;
+        assert_eq!(view.silence(), None);
+        let answer = view.clone().ask(Duration::ZERO, None, || async { Ok(8) }).await;
         assert_eq!(answer.map(|answer| (answer.value, answer.outdated)), Some((8, false)));
     }
 }

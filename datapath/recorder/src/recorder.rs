@@ -67,7 +67,7 @@ impl Recorder {
         let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let since_1970_us = u64::try_from(since_1970.as_micros()).unwrap_or(u64::MAX);
         let mut writer = Writer::new(file, since_1970_us, volumes_bytes)?;
-        // A full disk shows here.
+        // If the disk is full, this fails.
         writer.flush()?;
         let (queue, requests) = sync_channel(queued);
         let (began, dropped) = (Instant::now(), Arc::new(AtomicU64::new(0)));
@@ -120,7 +120,7 @@ impl Recorder {
             Err(TrySendError::Full(_)) => {
                 self.dropped.fetch_add(1, Ordering::Relaxed);
             }
-            // The file could not be written.
+            // The thread has ended: the file could not be written, or it is full.
             Err(TrySendError::Disconnected(_)) => self.is_over.store(true, Ordering::Relaxed),
         }
     }
@@ -131,7 +131,7 @@ impl Recorder {
         let thread = self.thread.lock().take()?;
         // Fails only if the thread has ended by itself.
         let _ = self.queue.send(Message::End);
-        let failed = || Summary { requests: 0, dropped: 0, failure: Some("its thread failed".into()) };
+        let failed = || Summary { requests: 0, dropped: 0, failure: Some("the thread that writes it panicked".into()) };
         Some(thread.join().unwrap_or_else(|_| failed()))
     }
 }

@@ -175,7 +175,7 @@ impl WriteCache {
             if is_lack_of_space(&error) && overflow.punch_one(RESERVED_POSITIONS) {
                 continue;
             }
-            tracing::debug!(%error, "there is no space for the map of a persistent cache");
+            tracing::debug!(volume = self.name, %error, "cannot reserve space for the map file of a persistent cache: changes are committed early");
             // Commit the logged changes while they fit; but not again at once if a commit has just failed.
             if !overflow.is_resting() {
                 persist.ask_for_commit();

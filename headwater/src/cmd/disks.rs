@@ -48,9 +48,7 @@ impl Disks {
         };
         let path = recorder.path().display();
         if let Some(failure) = summary.failure {
-            bail!(
-                "the recording {path} has only the first requests, because it could not be written: {failure}"
-            );
+            bail!("the recording {path} ended early and has only the first requests: {failure}");
         }
         let lacks = if summary.dropped == 0 {
             String::new()

@@ -296,7 +296,7 @@ fn a_start_that_fails_leaves_nothing_behind() {
         run(command.stdin(Stdio::null()))
     };
     for name in ["", "a b", ".hidden", "a/b"] {
-        persistent(name, &[]).fails(2, &["is no name for a persistent cache"]);
+        persistent(name, &[]).fails(2, &["is not a valid name for a persistent cache"]);
         assert!(!dir.path().join("data/keys").exists(), "'{name}'");
     }
     let busy = std::os::unix::net::UnixListener::bind(dir.path().join("nbd")).unwrap();

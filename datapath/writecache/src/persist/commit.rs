@@ -343,7 +343,7 @@ impl WriteCache {
                     ));
                 }
                 if broken && !persist.broken.swap(true, Ordering::AcqRel) {
-                    tracing::error!(%error, "a persistent cache cannot be made durable any more: writes since its last flush may be lost, and all flushes fail until it is opened again");
+                    tracing::error!(volume = self.name, %error, "a persistent cache cannot be made durable any more: writes since its last flush may be lost, and all flushes fail until it is opened again; check the disk that has this cache");
                 }
                 let mut pending = persist.pending.lock();
                 changes.append(&mut pending.changes);

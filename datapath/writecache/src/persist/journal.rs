@@ -132,7 +132,7 @@ pub fn check_name(name: &str) -> Result<(), IoError> {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > MAX_NAME_BYTES || name.starts_with('.') || !name.chars().all(plain) {
         return Err(invalid(format!(
-            "'{name}' is no name for a persistent cache: use up to {MAX_NAME_BYTES} letters, digits, '-', '_' and '.', not beginning with '.'"
+            "'{name}' is not a valid name for a persistent cache: use 1 to {MAX_NAME_BYTES} letters, digits, '-', '_' and '.', not beginning with '.'"
         )));
     }
     Ok(())
@@ -439,7 +439,7 @@ fn check_header(dir: &Path, bytes: &[u8], expected: &Header) -> Result<Header, I
         }
         Err(HeaderFault::Version(version)) => {
             return Err(unreadable(format!(
-                "{place} has format version {version}, but this program reads only version {VERSION}: copy the cache's contents with the release that wrote it, or remove {} to start with an empty cache",
+                "{place} has format version {version}, but this program reads only version {VERSION}: to keep the cache's contents, copy them out with the release that wrote it ('headwater export' and nbdcopy); to lose them and start with an empty cache, remove {}",
                 dir.display()
             )));
         }

@@ -1,8 +1,9 @@
-//! Claims space for the map in advance, so that a commit does not find the file system full.
+//! Claims file system space for the map in advance, so that a commit does not find the file system full. The map is the file of a
+//! persistent cache that records which slot has which block.
 //!
-//! The space is claimed after the end of the map, whose length stays the same. New segments are begun only
-//! while there is enough space for all logged changes, and a margin: discards are always accepted, and their
-//! commit is what frees space.
+//! The space is claimed after the end of the map, whose length stays the same. New segments are begun only while the claimed space
+//! suffices for all logged changes plus a margin. The margin is for discards: they are always accepted, because space is freed when they
+//! are committed.
 
 use std::fs::File;
 use std::io;
@@ -78,7 +79,7 @@ impl MapSpace {
             Ok(()) => {}
             Err(rustix::io::Errno::OPNOTSUPP) => {
                 tracing::warn!(
-                    "the file system of a persistent cache cannot reserve space for the map; if it becomes full, flushes fail"
+                    "the file system of a persistent cache cannot reserve space (fallocate) for the cache's map file: if it becomes full, flushes fail, so leave it free space"
                 );
                 end = u64::MAX;
             }
@@ -124,33 +125,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_system_that_reserves_nothing_is_taken_at_its_word() {
+    fn a_file_system_that_cannot_reserve_space_counts_as_free() {
         // A regular file of a file system without `fallocate`.
         let file = File::options().write(true).open("/proc/self/comm").unwrap();
-        let room = MapSpace::new(Arc::new(file), 0);
-        room.claim(0).unwrap();
-        assert!(room.is_enough(1 << 30));
-        room.cut();
-        assert!(room.is_enough(1 << 30));
+        let space = MapSpace::new(Arc::new(file), 0);
+        space.claim(0).unwrap();
+        assert!(space.is_enough(1 << 30));
+        space.cut();
+        assert!(space.is_enough(1 << 30));
     }
 
     #[test]
-    fn what_is_claimed_is_enough_for_what_is_noted() {
+    fn claimed_space_is_enough_for_the_logged_changes() {
         let file = Arc::new(tempfile::tempfile().unwrap());
-        let room = MapSpace::new(Arc::clone(&file), 0);
-        assert!(!room.is_enough(0));
-        room.claim(0).unwrap();
-        assert!(room.is_enough(19_000) && !room.is_enough(20_000));
-        assert!(room.is_enough_beside(360_000, 10_000) && !room.is_enough_beside(400_000, 10_000));
-        room.claim(100_000).unwrap();
-        assert!(room.is_enough(100_000));
-        room.moved(&file, 4 << 20);
-        assert!(room.is_enough(10_000) && !room.is_enough(100_000));
-        room.cut();
-        assert!(!room.is_enough(0));
+        let space = MapSpace::new(Arc::clone(&file), 0);
+        assert!(!space.is_enough(0));
+        space.claim(0).unwrap();
+        assert!(space.is_enough(19_000) && !space.is_enough(20_000));
+        assert!(space.is_enough_beside(360_000, 10_000) && !space.is_enough_beside(400_000, 10_000));
+        space.claim(100_000).unwrap();
+        assert!(space.is_enough(100_000));
+        space.moved(&file, 4 << 20);
+        assert!(space.is_enough(10_000) && !space.is_enough(100_000));
+        space.cut();
+        assert!(!space.is_enough(0));
         // Nothing is claimed for another file yet.
-        room.claim(0).unwrap();
-        room.moved(&Arc::new(tempfile::tempfile().unwrap()), 100);
-        assert!(!room.is_enough(0));
+        space.claim(0).unwrap();
+        space.moved(&Arc::new(tempfile::tempfile().unwrap()), 100);
+        assert!(!space.is_enough(0));
     }
 }

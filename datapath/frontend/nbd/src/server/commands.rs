@@ -329,7 +329,7 @@ impl Connection<'_> {
                 .room(head_bytes.saturating_add(len))
                 .and_then(|r| r.split_at_mut_checked(head_bytes))
             else {
-                return Err(End::Fault("a reply does not fit the batch".into()));
+                return Err(End::Fault("a reply does not fit the server's buffer for replies: this is a bug of this server, please report it".into()));
             };
             self.device.try_now(Op::Read { range, into })
         };
@@ -377,7 +377,9 @@ impl Connection<'_> {
                     .send_shared(self.socket, &self.slices, &mut self.pipe)
                     .map_err(|error| End::unsent(&error, self.limits))
             }),
-            None => Err(End::Fault("a read's length does not fit the protocol".into())),
+            None => Err(End::Fault(format!(
+                "a reply with {len} bytes of data does not fit the 32-bit length of an NBD chunk: this is a bug of this server, please report it"
+            ))),
         };
         self.slices.clear();
         sent

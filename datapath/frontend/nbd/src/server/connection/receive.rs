@@ -150,7 +150,7 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
     if silent_since.is_some_and(|silent_since| silent_since.elapsed() >= stall) {
         let limit = limits.send_stall_ms;
         return Err(End::Fault(format!(
-            "it sent no data of its write for {limit} ms, while other clients waited for the memory that is reserved for it"
+            "it sent no data of a write for {limit} ms, while other clients waited for the memory reserved for that write"
         )));
     }
     let longest = stall.saturating_add(Duration::from_secs(*have as u64 / SLOWEST_BYTES_S));
@@ -158,7 +158,7 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
         return Ok(());
     }
     Err(End::Fault(format!(
-        "it sent only {have} of the {} bytes of its write in {:.1} s, while other clients waited for the memory that is reserved for it",
+        "it sent only {have} of the {} bytes of a write in {:.1} s, while other clients waited for the memory reserved for that write",
         buffer.len(),
         since.elapsed().as_secs_f64()
     )))
