@@ -181,7 +181,8 @@ impl Http {
             }
             Err(_) => {
                 let limit_s = CONNECTION_TIMEOUT.as_secs();
-                tracing::debug!(%client, limit_s, "an HTTP connection of a booting machine was closed: it lasted too long");
+                tracing::debug!(%client, limit_s,
+                    "an HTTP connection of a booting machine was closed, because it lasted longer than the limit");
             }
         }
     }

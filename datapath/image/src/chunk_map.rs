@@ -132,18 +132,18 @@ impl Pages {
     }
 
     fn chunk(&self, index: u64) -> Result<Option<&ChunkRef>, NotRead> {
-        let Some(place) = self.outline.place(index) else { return Ok(None) };
-        let page = self.pages.get(place / PAGE_CHUNKS).and_then(OnceLock::get).ok_or(NotRead)?;
-        page.get(place % PAGE_CHUNKS).map(Some).ok_or(NotRead)
+        let Some(entry) = self.outline.entry_of(index) else { return Ok(None) };
+        let page = self.pages.get(entry / PAGE_CHUNKS).and_then(OnceLock::get).ok_or(NotRead)?;
+        page.get(entry % PAGE_CHUNKS).map(Some).ok_or(NotRead)
     }
 
     /// The pages of these chunks that have not been read.
     fn missing(&self, chunks: Range<u64>) -> impl Iterator<Item = usize> {
-        let places = self.outline.places_before(chunks.start)..self.outline.places_before(chunks.end);
-        let pages = if places.is_empty() {
+        let entries = self.outline.entries_before(chunks.start)..self.outline.entries_before(chunks.end);
+        let pages = if entries.is_empty() {
             0..0
         } else {
-            places.start / PAGE_CHUNKS..places.end.div_ceil(PAGE_CHUNKS)
+            entries.start / PAGE_CHUNKS..entries.end.div_ceil(PAGE_CHUNKS)
         };
         pages.filter(|page| self.pages.get(*page).is_some_and(|page| page.get().is_none()))
     }
@@ -152,10 +152,10 @@ impl Pages {
         let Some(page) = self.pages.get(number) else { return Ok(()) };
         let first = number.saturating_mul(PAGE_CHUNKS);
         let end = usize_of(self.outline.data_chunks()).min(first.saturating_add(PAGE_CHUNKS));
-        let at = |place: usize| self.chunks_at.saturating_add(u64_of(place.saturating_mul(CHUNK_BYTES)));
+        let at = |entry: usize| self.chunks_at.saturating_add(u64_of(entry.saturating_mul(CHUNK_BYTES)));
         let chunks = decode_chunks(&self.parts.read(at(first)..at(end))?);
-        for (place, chunk) in (first..).zip(&chunks) {
-            self.outline.check_chunk(|| self.outline.numbers().nth(place).unwrap_or(0), chunk)?;
+        for (entry, chunk) in (first..).zip(&chunks) {
+            self.outline.check_chunk(|| self.outline.numbers().nth(entry).unwrap_or(0), chunk)?;
         }
         // Another reader that needed the page may have read it already.
         let _ = page.set(chunks.into_boxed_slice());
@@ -245,7 +245,7 @@ mod tests {
         let (parts, map) = pages(whole.encode());
         let map = map.unwrap();
         let read = || parts.read_bytes.swap(0, Ordering::Relaxed);
-        assert_eq!(read(), u64_of(whole.encoded_bytes()), "the part before the chunk entries");
+        assert_eq!(read(), u64_of(whole.entries_offset()), "the part before the chunk entries");
         assert_eq!(*map.outline(), *whole);
         // Which chunks are zero is known from the beginning.
         assert_eq!((map.chunk(2000), map.chunk(5000)), (Ok(None), Ok(None)));
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn a_chunk_outside_its_object_is_damage() {
         let whole = manifest(3001, |index| index != 7);
-        let entry = whole.encoded_bytes() + 48 * 1500;
+        let entry = whole.entries_offset() + 48 * 1500;
         for (at, value) in [(32, 2u64.to_le_bytes()), (36, [0; 8]), (40, (1u64 << 40).to_le_bytes())] {
             let mut bytes = whole.encode();
             let value = if at == 40 { &value[..] } else { &value[..4] };

@@ -126,7 +126,7 @@ impl ManifestBuilder {
     /// Its length so far in bytes, without its objects.
     pub(crate) fn encoded_bytes(&self) -> u64 {
         let chunks_bytes = self.0.refs.len().saturating_mul(CHUNK_BYTES);
-        u64_of(self.0.outline.encoded_bytes().saturating_add(chunks_bytes))
+        u64_of(self.0.outline.entries_offset().saturating_add(chunks_bytes))
     }
 
     /// The chunks added so far, in order.
@@ -174,7 +174,7 @@ pub(crate) fn damaged(why: impl std::fmt::Display) -> ImageError {
 impl Manifest {
     /// The chunk with number `index`; `None` if it is zero.
     pub fn chunk(&self, index: u64) -> Option<&ChunkRef> {
-        self.refs.get(self.outline.place(index)?)
+        self.refs.get(self.outline.entry_of(index)?)
     }
 
     /// Whether the disk has the same bytes, sector size and chunk size as another one, wherever the bytes are stored.
@@ -194,7 +194,7 @@ impl Manifest {
 
     /// The bytes, whose BLAKE3 is the identity of the version.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.outline.encoded_bytes() + self.refs.len() * CHUNK_BYTES);
+        let mut out = Vec::with_capacity(self.outline.entries_offset() + self.refs.len() * CHUNK_BYTES);
         self.outline.encode(&mut out);
         for chunk in &self.refs {
             out.extend_from_slice(&chunk.hash.0);

@@ -1,5 +1,7 @@
 //! The part of a manifest before its chunk entries: header, objects and runs. It is small, because its size
-//! depends on how scattered the data is, and not on the amount of data.
+//! depends on the number of objects and runs, and not on the number of chunks.
+//!
+//! Each chunk with data has an entry in the manifest. The entries are in the order of the chunks' numbers.
 
 use headwater_store::{Hash, VERSION_OBJECTS_MAX};
 
@@ -18,7 +20,7 @@ const UEFI_ONLY: u32 = 1;
 const OBJECT_BYTES: usize = 40;
 const RUN_BYTES: usize = 16;
 
-/// `len` consecutive chunks with data, from chunk `start`; their entries start at `first_ref`.
+/// `len` consecutive chunks with data, from chunk `start`. The first of them has the entry `first_ref`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     start: u64,
@@ -36,7 +38,7 @@ pub struct Outline {
     parent: Option<Hash>,
     objects: Vec<ObjectRef>,
     runs: Vec<Run>,
-    /// Number of chunks that hold data.
+    /// Number of chunk entries, which is the number of chunks with data.
     refs: usize,
 }
 
@@ -122,7 +124,7 @@ impl Outline {
     /// Whether chunk `index` has data, and for how many chunks from there that is the same, at most to the
     /// end of the image.
     pub fn run_at(&self, index: u64) -> (bool, u64) {
-        let at = self.last_run_from(index);
+        let at = self.last_run_until(index);
         if let Some(run) = at.and_then(|at| self.runs.get(at)) {
             let within = index - run.start;
             if within < run.len {
@@ -133,9 +135,9 @@ impl Outline {
         (false, next.saturating_sub(index))
     }
 
-    /// The position of chunk `index` among the chunks with data; `None` if it is zero.
-    pub(crate) fn place(&self, index: u64) -> Option<usize> {
-        let run = self.runs.get(self.last_run_from(index)?)?;
+    /// The number of the entry of chunk `index`. `None`: the chunk has no data.
+    pub(crate) fn entry_of(&self, index: u64) -> Option<usize> {
+        let run = self.runs.get(self.last_run_until(index)?)?;
         let within = index - run.start;
         if within >= run.len {
             return None;
@@ -143,9 +145,9 @@ impl Outline {
         run.first_ref.checked_add(usize_of(within))
     }
 
-    /// How many chunks with data come before chunk `index`.
-    pub(crate) fn places_before(&self, index: u64) -> usize {
-        let run = self.last_run_from(index).and_then(|at| self.runs.get(at));
+    /// The number of entries of chunks before chunk `index`.
+    pub(crate) fn entries_before(&self, index: u64) -> usize {
+        let run = self.last_run_until(index).and_then(|at| self.runs.get(at));
         run.map_or(0, |run| run.first_ref.saturating_add(usize_of((index - run.start).min(run.len))))
     }
 
@@ -154,13 +156,13 @@ impl Outline {
         self.runs.iter().flat_map(|run| run.start..run.start.saturating_add(run.len))
     }
 
-    /// Number of the last run that starts at `index` or before it.
-    fn last_run_from(&self, index: u64) -> Option<usize> {
+    /// The number of the last run that starts at `index` or before it.
+    fn last_run_until(&self, index: u64) -> Option<usize> {
         self.runs.partition_point(|run| run.start <= index).checked_sub(1)
     }
 
     /// The offset of the chunk entries in the encoded manifest.
-    pub(crate) fn encoded_bytes(&self) -> usize {
+    pub(crate) fn entries_offset(&self) -> usize {
         HEADER_BYTES + self.objects.len() * OBJECT_BYTES + self.runs.len() * RUN_BYTES
     }
 

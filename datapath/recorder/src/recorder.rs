@@ -131,7 +131,7 @@ impl Recorder {
         let thread = self.thread.lock().take()?;
         // Fails only if the thread has ended by itself.
         let _ = self.queue.send(Message::End);
-        let failed = || Summary { requests: 0, dropped: 0, failure: Some("the thread that writes it panicked".into()) };
+        let failed = || Summary { requests: 0, dropped: 0, failure: Some("its thread panicked".into()) };
         Some(thread.join().unwrap_or_else(|_| failed()))
     }
 }

@@ -17,12 +17,11 @@ const POLL_MAX: Duration = Duration::from_millis(250);
 const HEDGE_SHARE: u64 = 20;
 /// This many reads may be sent to a second server in addition to the share.
 const HEDGE_FREE: u64 = 8;
-/// A server is too slow if an answer takes longer than this many times the longest wait for a byte, plus a second
-/// for each [`SLOWEST_BYTES_S`] that arrived. Its reads are hedged even if the share is used up. Otherwise a server
+/// A server is too slow if an answer takes longer than this many times `hedge_after_max`, plus the time that the bytes
+/// that arrived take at [`SLOWEST_BYTES_S`]. Its reads are hedged even if the share is used up. Otherwise a server
 /// that sends a byte now and then would keep all its reads.
 const TOO_SLOW_AFTER: u32 = 4;
-/// A read that does not wait for servers takes at most as long as a probe, plus a second for each of these
-/// many bytes that arrived.
+/// The slowest transfer that is accepted, in bytes per second.
 const SLOWEST_BYTES_S: u64 = 16 << 10;
 
 /// A connection may take this many times as long as an answer to become ready.
@@ -32,16 +31,16 @@ const UNREADY_TIMES: u32 = 3;
 struct Running<'a> {
     server: usize,
     transfer: Transfer,
-    /// The read is late if the answer takes longer than this after the request was sent, or if the connection
-    /// is not ready after `unready_after`.
+    /// The read is late if the answer takes longer than this after the request was sent.
     late_after: Duration,
+    /// The read is also late if the connection is not ready after this time.
     unready_after: Duration,
     _counted: Counted<'a>,
 }
 
 impl Running<'_> {
-    /// When the read is late. The time to set up a new connection says nothing about the time of an answer,
-    /// and is added.
+    /// When the read is late. The time to set up a new connection says nothing about the time of an answer, so
+    /// lateness counts from when the request was sent.
     fn late_at(&self) -> Instant {
         match self.transfer.sent() {
             Some(sent) => sent + self.late_after,
@@ -59,7 +58,7 @@ impl Running<'_> {
     }
 }
 
-/// Counts a request at its server while it lives.
+/// A request that `add` has counted at its server. Dropping it uncounts the request.
 struct Counted<'a>(&'a Servers, usize);
 
 impl Drop for Counted<'_> {
@@ -68,11 +67,13 @@ impl Drop for Counted<'_> {
     }
 }
 
+/// The result of an attempt.
 pub(crate) enum Attempt {
     /// The body, and the server that sent it.
     Answer {
         server: usize,
         answer: Answer,
+        /// Time from the request to the first byte, and to the end of the answer.
         times: (Duration, Duration),
         /// A fault that came with the answer. The body may still be good.
         fault: Option<Fault>,
@@ -83,10 +84,12 @@ pub(crate) enum Attempt {
     /// All servers that were asked failed. The list has their faults, except those of servers that became
     /// unreachable while another server was still asked: these were already recorded.
     Failed(Vec<(usize, Fault)>),
+    /// The store was closed.
     Closed,
 }
 
-/// Asks `first` and, if it is late, a second server too.
+/// Asks `first` and, if it is late, a second server too. For each server, `excluded` says whether it must not be that second
+/// server, and `bypass_caches` whether its request must bypass caches on the way.
 pub(crate) fn attempt(
     servers: &Servers,
     ask: &Ask<'_>,
@@ -207,11 +210,12 @@ fn second(
     choose(servers, ask, ask.wanted.len_bytes(), &excluded)
 }
 
-/// A read that does not wait for servers does not wait for one that sends a byte now and then, either.
+/// Fails a read that must fail fast (not `retrying`) if its server is too slow, for instance if it sends a byte now and then.
 fn in_time(stall: Duration, transfer: &Transfer) -> Result<(), Fault> {
     match takes_longer(transfer, stall.saturating_mul(probe::TOTAL_TIMEOUT_STALLS)) {
         Some(longest) => {
-            Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())))
+            let longest_s = longest.as_secs_f64();
+            Err(Fault::Gone(format!("it did not send the whole answer within {longest_s:.1} s")))
         }
         None => Ok(()),
     }
@@ -237,13 +241,14 @@ fn exclude(excluded: &mut [bool], server: usize) {
     }
 }
 
-/// Whether the share of reads for a second server is not used up.
+/// Whether the share of reads that may be sent to a second server is not used up.
 fn affordable(servers: &Servers) -> bool {
     let hedges = servers.counting.hedges.load(Ordering::Relaxed);
     hedges.saturating_mul(HEDGE_SHARE)
         <= servers.counting.requests.load(Ordering::Relaxed) + HEDGE_SHARE * HEDGE_FREE
 }
 
+/// Sends the request to a server. `fresh`: on a new connection.
 fn add<'a>(
     servers: &'a Servers,
     ask: &Ask<'_>,
@@ -257,8 +262,8 @@ fn add<'a>(
     // abandoned at the latest when an unreachable server is.
     let unready_after =
         late_after.saturating_mul(UNREADY_TIMES).min(servers.limits.hedge_after_max).max(late_after);
-    let past = PriorRequests { caches: bypass_caches, reading: ask.choice.reading };
-    let transfer = servers.start(server, ask.path, ask.wanted, past, fresh)?;
+    let prior = PriorRequests { caches: bypass_caches, reading: ask.choice.reading };
+    let transfer = servers.start(server, ask.path, ask.wanted, prior, fresh)?;
     servers.in_flight(server, true);
     running.push(Running { server, transfer, late_after, unready_after, _counted: Counted(servers, server) });
     Ok(())

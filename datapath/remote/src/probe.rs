@@ -170,7 +170,8 @@ fn finish(servers: &Servers, mut transfer: Transfer) -> Result<(Vec<u8>, Duratio
     let longest = servers.limits.stall.saturating_mul(TOTAL_TIMEOUT_STALLS);
     while !transfer.advance()? {
         if transfer.started().elapsed() >= longest {
-            return Err(Fault::Gone(format!("it did not answer in full for {:.1} s", longest.as_secs_f64())));
+            let longest_s = longest.as_secs_f64();
+            return Err(Fault::Gone(format!("it did not send the whole answer within {longest_s:.1} s")));
         }
         let silent = transfer.last_progress().elapsed();
         if servers.is_closed() || silent >= servers.limits.stall {

@@ -8,10 +8,10 @@ use std::time::Duration;
 pub enum ServerState {
     /// The server is used.
     Up,
-    /// The server does not answer; it is probed from time to time.
+    /// The server does not answer, or is busy. It is probed from time to time.
     Down,
-    /// The server gave a wrong answer, and is probed later. After wrong bytes it is used only if no other
-    /// server is left.
+    /// The server gave a wrong answer, and is probed later. Or it sent wrong bytes (it is distrusted), and is asked
+    /// only if no other server is left.
     Aside,
 }
 

@@ -84,7 +84,7 @@ impl std::str::FromStr for ServerUrl {
         if in_brackets && host.parse::<std::net::Ipv6Addr>().is_err()
             || !in_brackets && host.contains(['[', ']'])
         {
-            return Err(bad("the text in brackets is not an IPv6 address"));
+            return Err(bad("'[' and ']' may only enclose an IPv6 address"));
         }
         let port = match port {
             None => default_port(tls),

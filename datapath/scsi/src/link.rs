@@ -1,4 +1,4 @@
-//! A nexus's view of one logical unit (SAM's I_T_L nexus): its unit attentions and copies.
+//! A nexus's view of one logical unit (SAM's I_T_L nexus): its unit attentions and its EXTENDED COPY operations.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ impl NexusId {
     }
 }
 
-/// One nexus and one logical unit.
+/// The state of one nexus at one logical unit (an I_T_L nexus).
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) unit: Arc<LogicalUnit>,
@@ -44,7 +44,8 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// Adds a condition, if it is not pending already. A reset replaces all earlier conditions.
+    /// Adds a condition, if it is not pending already. A reset replaces all earlier conditions. If [`ATTENTIONS`] conditions wait, a further
+    /// condition is dropped.
     pub(crate) fn establish(&self, code: Code) {
         let mut waiting = self.waiting.lock();
         if code == Code::RESET_FUNCTION_OCCURRED || code == Code::POWER_ON_OR_RESET {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use headwater_api::{
     CacheContents, ContentsKind, HeldBytes, KindContents, MachineSort, PathContents, Problem, ProblemKind,
 };
+use headwater_attribution::scan::FIRST_VOLUME;
 use headwater_block::size;
 
 use crate::cli::By;
@@ -154,20 +155,17 @@ pub fn show(contents: &CacheContents, whose: &str, by: By, lines: usize) -> anyh
             }
         }
         By::Kind => {
-            let name = |number| {
-                if number == 0 { "the whole disk".to_owned() } else { format!("partition {number}") }
-            };
             let rows = contents.partitions.iter().map(|partition| {
-                row(&partition.held, format!("{}: {}", name(partition.number), partition.file_system))
+                row(&partition.held, format!("{}: {}", place(partition.number), partition.file_system))
             });
             table("PARTITION", rows.collect())?;
         }
     }
     for partition in &contents.partitions {
         for remark in &partition.remarks {
-            let number = partition.number;
             show::line(&format!(
-                "partition {number} ({}): {}",
+                "{} ({}): {}",
+                place(partition.number),
                 show::printable(&partition.file_system),
                 show::printable(remark)
             ))?;
@@ -183,6 +181,15 @@ pub fn show(contents: &CacheContents, whose: &str, by: By, lines: usize) -> anyh
         }
     }
     Ok(())
+}
+
+/// A partition or a logical volume, by its number.
+fn place(number: u32) -> String {
+    match number {
+        0 => "the whole disk".to_owned(),
+        number if number >= FIRST_VOLUME => format!("LVM volume {number}"),
+        number => format!("partition {number}"),
+    }
 }
 
 /// A sort key: a parent comes before its contents.

@@ -341,7 +341,7 @@ impl Keeping {
             Err(why) => asked.answer(Err(why)).await,
             Ok(versions) => {
                 let version = versions.program();
-                tracing::info!(version, "an upgrade begins: the disk process is told to hand its disks over to the new program");
+                tracing::info!(version, "an upgrade begins: the disk process is told to hand its disks over");
                 tell(child, Signal::USR1);
                 let (begun, step) = (Instant::now(), Step::HandsOver);
                 self.upgrade = Some(Upgrade { asked, versions, begun, step, disks: 0 });

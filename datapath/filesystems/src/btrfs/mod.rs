@@ -1,15 +1,16 @@
-//! Btrfs on one device: the owners of its blocks, by one pass over its trees.
+//! Btrfs on one device: finds the owner of each block by one pass over the trees. `headwater cache contents` uses it. The data of files is
+//! not read.
 //!
 //! ```text
-//!   superblock --> tree of chunks: logical address --> places on the disk (two of each with DUP)
-//!             \--> tree of roots --> trees of subvolumes: inodes, names, extents --> owners and paths
-//!                              \--> tree of extents: blocks of all trees         --> metadata
+//!   superblock --> chunk tree: logical address --> places on the disk (two of each with DUP)
+//!             \--> root tree --> trees of subvolumes: inodes, names, extents --> owners and paths
+//!                          \--> extent tree: blocks of all trees             --> metadata
 //! ```
-//! Each commit of the guest is whole, and the newest one is read. What the guest wrote since, at most 30 seconds unless it says
-//! otherwise, counts as free, and the log of single files is not applied.
+//! The last transaction that the guest committed is read. What the guest wrote after it counts as free: a guest commits every 30 seconds,
+//! unless the mount option `commit` says otherwise. The log tree, which has files that were synced since, is not replayed.
 //!
-//! A block that several subvolumes share belongs to the one that changed last. File systems over several disks, zoned ones and those with
-//! the second tree of extents are refused.
+//! A block that several subvolumes share belongs to the subvolume that changed last. File systems over several disks, zoned file systems and
+//! file systems with extent tree v2 are refused.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -31,14 +32,14 @@ const SUPERBLOCK_BYTES: usize = 4096;
 /// The beginning of the disk that Btrfs does not use: boot loaders do.
 const RESERVED_BYTES: u64 = 1 << 20;
 
-/// Incompatible features that are read. Of these, RAID and others of several disks end at the number of disks.
+/// Incompatible features that are read. File systems with RAID pass this mask; the check for one disk refuses them.
 const INCOMPATIBLE_READ: u64 = 0x1_0fff;
 
 /// The most blocks of trees: 64 GiB of them, in 64 MiB of memory.
 const NODES_MAX: usize = 4 << 20;
 /// The most subvolumes.
 const SUBVOLUMES_MAX: usize = 1 << 15;
-/// The bits of a number of an inode. Behind them is the number of its subvolume.
+/// The bits of an inode's number in its subvolume. The bits above them have the index of the subvolume.
 const INODE_BITS: u32 = 48;
 /// The inode of the root directory of each subvolume.
 const ROOT_DIRECTORY: u64 = 256;
@@ -116,24 +117,25 @@ struct Mount {
     name: Vec<u8>,
 }
 
-/// What a scan keeps meanwhile.
+/// The state of one scan.
 struct Pass<'a> {
     visits: &'a mut Visits,
     found: &'a mut dyn FnMut(Scanned) -> Result<(), Fault>,
     places: &'a Places,
     /// Blocks of trees that were read.
     seen: HashSet<u64>,
-    /// Why the scan ends, if it does: no damage of a single tree.
+    /// The error that ends the whole scan, as opposed to damage in one tree.
     end: Option<Fault>,
 }
 
 impl Pass<'_> {
+    /// Passes a result to the caller. If the caller refuses it, or a limit is reached, the scan ends.
     fn tell(&mut self, scanned: Scanned) -> Result<(), Fault> {
         let told = self.visits.check().and_then(|()| (self.found)(scanned));
         told.inspect_err(|why| self.end = Some(why.clone()))
     }
 
-    /// Claims bytes by their logical address, wherever they are.
+    /// Claims the bytes at a logical address for an owner, at all their places on the disk.
     fn run(&mut self, address: u64, len: u64, owner: Owner) -> Result<(), Fault> {
         for bytes in self.places.of(address, len)? {
             self.tell(Scanned::Run { bytes, owner })?;
@@ -141,6 +143,7 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Reports that the inode `id` has this name in the directory `parent`.
     fn name(&mut self, id: u64, parent: u64, name: &[u8]) -> Result<(), Fault> {
         if name.is_empty() || name.len() > 255 {
             return Err(fault("a directory entry has a name of an invalid length"));
@@ -149,7 +152,7 @@ impl Pass<'_> {
         self.tell(Scanned::Name { id, parent, name: name.to_vec() })
     }
 
-    /// Goes on after damage of a tree, unless the scan is to end.
+    /// Reports the damage of a tree, if there is any, and lets the scan continue, unless the whole scan must end.
     fn damage(&mut self, id: u64, damage: Result<(), Fault>) -> Result<(), Fault> {
         match (damage, &self.end) {
             (_, Some(end)) => Err(end.clone()),
@@ -159,7 +162,8 @@ impl Pass<'_> {
     }
 }
 
-/// The number of an inode of a subvolume: that of the top one has its own numbers.
+/// A number for an inode that is unique in the file system: the subvolume's index is in the high bits. The top-level subvolume has index 0, so
+/// its inodes keep their numbers.
 fn id_of(subvolume: usize, inode: u64) -> Result<u64, Fault> {
     if inode >> INODE_BITS != 0 {
         return Err(fault("an inode has a number that is too large"));
@@ -231,7 +235,7 @@ impl Btrfs {
         Ok((trees, mounts))
     }
 
-    /// Files of a subvolume.
+    /// Reports the names and extents of the files of a subvolume.
     fn subvolume(&mut self, number: usize, root: Root, pass: &mut Pass<'_>) -> Result<(), Fault> {
         let mut items = Vec::new();
         let (places, mut seen) = (pass.places, std::mem::take(&mut pass.seen));
@@ -252,7 +256,7 @@ impl Btrfs {
         walked
     }
 
-    /// Blocks of all trees.
+    /// Claims the blocks of all trees, which are in the extent tree.
     fn metadata(&mut self, root: Root, pass: &mut Pass<'_>) -> Result<(), Fault> {
         let node_bytes = self.superblock.node_bytes;
         let (places, mut seen) = (pass.places, std::mem::take(&mut pass.seen));
@@ -268,20 +272,21 @@ impl Btrfs {
     }
 }
 
-/// Something of a subvolume.
+/// A name or an extent of a file of a subvolume.
 enum Item {
     Name { id: u64, parent: u64, name: Vec<u8> },
     Extent { id: u64, address: u64, len: u64 },
 }
 
-/// The place of an extent that has blocks.
+/// The logical address and length of an extent. `None`: it has no blocks.
 fn extent(data: &[u8]) -> Option<(u64, u64)> {
     let (address, len) = (u64_at(data, 21), u64_at(data, 29));
     (u8_at(data, 20) != INLINE && address != 0 && len != 0).then_some((address, len))
 }
 
+/// Adds the names or the extent in an item of a subvolume's tree.
 fn of_subvolume(number: usize, key: &Key, data: &[u8], items: &mut Vec<Item>) -> Result<(), Fault> {
-    // The head of a name: its place in the directory and its length, or its directory before that.
+    // The bytes before a name: INODE_REF has its index in the directory and its length; INODE_EXTREF has its directory before these.
     let (head, is_far) = if key.kind == INODE_EXTREF { (18, true) } else { (10, false) };
     match key.kind {
         INODE_REF | INODE_EXTREF => {
@@ -337,7 +342,7 @@ impl Scan for Btrfs {
         };
         let is_subvolume =
             |tree: &&Tree| tree.id == TOP_SUBVOLUME || (FIRST_SUBVOLUME..LAST_SUBVOLUME).contains(&tree.id);
-        // The top one is the first by number, whenever it changed.
+        // The top-level subvolume has index 0, whenever it changed. The index of others follows from when they changed.
         let mut numbers = BTreeMap::from([(TOP_SUBVOLUME, 0)]);
         for tree in trees.iter().filter(is_subvolume).take(SUBVOLUMES_MAX - 1) {
             let next = numbers.len();
@@ -358,7 +363,7 @@ impl Scan for Btrfs {
             let read = self.subvolume(*number, tree.root, &mut pass);
             pass.damage(tree.id, read)?;
         }
-        // What is left of the trees: their blocks. The tree of extents is the last that is walked, and its blocks are new.
+        // What remains are the blocks of all trees. The extent tree lists them; its own blocks are not yet in `seen`.
         let extents = trees.iter().find(|tree| tree.id == EXTENT_TREE);
         let read = match extents {
             Some(tree) => self.metadata(tree.root, &mut pass),

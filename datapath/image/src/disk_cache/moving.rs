@@ -339,13 +339,14 @@ impl DiskCache {
         let is_kept = |hash: &Hash| state.kept.iter().any(|version| version.chunks.contains_key(hash));
         let must_stay = places_in(state, first).any(|(hash, _)| is_kept(&hash));
         let outcome = if must_stay {
-            "is kept, because a retained version needs it"
+            "This file stays, because it has chunks of a version that was copied to this host (--hydrate): free space on \
+             that disk"
         } else {
             self.remove_first(state);
-            "was removed, because no retained version needs it"
+            "This file was removed, because its chunks can be fetched again"
         };
         let why = format!(
-            "cannot move the remaining chunks of the cache segment {shown} to a new segment: {error}. The segment \
+            "cannot make space in the chunk cache: copying the needed chunks of {shown} to a new file failed: {error}. \
              {outcome}"
         );
         io::Error::new(error.kind(), why)

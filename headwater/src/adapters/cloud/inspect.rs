@@ -1,5 +1,5 @@
-//! Looks into a version before it is published: which firmware boots it, and whether it reports to Azure that it has
-//! booted. Azure restarts a machine that does not report, and gives it up after some time.
+//! Looks into a version before it is published to Azure: which firmware boots it, and whether it reports to Azure that it has
+//! booted. Azure restarts a machine that does not report, and gives it up after some time. A version of Windows is refused.
 //!
 //! | program | found by |
 //! |---|---|
@@ -29,7 +29,7 @@ const WINDOWS: &str = "/Windows/System32/ntoskrnl.exe";
 /// A root file system of Linux has one of these.
 const ROOTS: [&str; 2] = ["/usr/lib/os-release", "/etc/os-release"];
 
-/// The configuration of cloud-init in the order in which it is read, and units.
+/// The configuration files of cloud-init, and units. `*` stands for any part of a name.
 const FILES: [&str; 3] =
     ["/etc/cloud/cloud.cfg", "/etc/cloud/cloud.cfg.d/*.cfg", "/etc/systemd/system/*.service"];
 const UNITS: &str = "/etc/systemd/system/";
@@ -37,7 +37,8 @@ const UNITS: &str = "/etc/systemd/system/";
 /// The address at which Azure expects the report of a machine.
 const REPORT_ADDRESS: &str = "168.63.129.16";
 
-/// The properties of a version that Azure must know.
+/// The properties of a version that Azure must know. Azure calls machines that boot with BIOS generation 1, and machines that boot with UEFI
+/// generation 2. Fails for Windows.
 pub fn inspect(store: &dyn Store, version: &ImageVersion) -> Result<CloudFacts, BackendError> {
     let reader = VersionReader::open(store, hash_of(version)?, ChunkCache::new(CHUNKS_BYTES));
     let reader = reader.map_err(image_failed)?;
@@ -47,6 +48,7 @@ pub fn inspect(store: &dyn Store, version: &ImageVersion) -> Result<CloudFacts, 
     // These reads are not recorded in the boot trace.
     let device = Arc::clone(&device).unrecorded().unwrap_or(device);
     let disk: Arc<dyn ReadAt> = Arc::new(Arc::clone(&device));
+    // A disk with a loader for UEFI, signed or not, boots as generation 2.
     let is_uefi = is_uefi_only || efi::is_loader_signed(&disk, sector_bytes).is_some();
     let present: Vec<&str> = [CLOUD_INIT, WINDOWS].into_iter().chain(AGENTS).chain(ROOTS).collect();
     let found = small_files(&device, &FILES, &present, &Cancel::new()).map_err(image_failed)?;

@@ -328,7 +328,8 @@ fn of_disk(
             let (uuid, machine, version) = (request.uuid, request.machine.clone(), request.version.clone());
             let is_persistent = request.kept.is_some();
             if shared.is_ending.load(Ordering::SeqCst) {
-                return Err(BackendError::new(ProblemKind::Unavailable, "the disk process is ending, and opens no more disks"));
+                let message = "the disk process is ending, and opens no more disks";
+                return Err(BackendError::new(ProblemKind::Unavailable, message));
             }
             // The process before this one opened the disk and crashed before it answered, so the daemon does not know that the disk is open.
             // This process has taken the disk over.

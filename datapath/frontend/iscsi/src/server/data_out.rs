@@ -3,6 +3,10 @@
 //! All data arrives in order, as negotiated, so it is only ever appended. Memory grows as it arrives. A fault
 //! does not end the task at once: data that is still on its way is received first, so that it cannot be
 //! mistaken for data of another task.
+//!
+//! A task's `order` is its command. Of the session, `share` is the memory for the data of commands, and `pace`
+//! notices data that arrives too slowly. A command with `needs_room` adds data to the disk (a write), so it may
+//! have to wait until the disk has space.
 
 use super::serve::End;
 use super::session::Session;
@@ -57,8 +61,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Moves a task to its next state when none of its data is on the way: refused, ready, or requesting more
-    /// data.
+    /// Moves a task on after a sequence has ended: refuses it, marks it ready, or requests more data. A task with
+    /// a fault is refused only when none of its data is on the way.
     pub(super) fn advance(&mut self, tag: u32) -> Result<(), End> {
         let Some(task) = self.tasks.get_mut(tag) else { return Ok(()) };
         let wanted = task.order.wanted();
@@ -95,7 +99,8 @@ impl Session<'_> {
             }
             task.memory_bytes = task.memory_bytes.saturating_add(more_bytes);
             collecting.admitted = true;
-            // The count of refused commands matters only for unsolicited data.
+            // 0, because the number of commands that were refused for lack of memory matters only for unsolicited
+            // data.
             collecting.since = self.pace.since_now(0);
             collecting.next = u32::try_from(collecting.data.len()).unwrap_or(u32::MAX);
             let bytes = u64::from(wanted.saturating_sub(collecting.next));

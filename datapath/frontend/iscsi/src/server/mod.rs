@@ -4,7 +4,7 @@
 //! - `sessions`: the register of sessions, and replacing a session by a new login.
 //! - `session`: the full feature phase, one thread for each session. `commands`, `data_out`, `functions` and
 //!   `texts` process the kinds of PDUs, `replies` builds answers, `tasks` and `window` track what is under
-//!   way.
+//!   way. (`functions` are task management functions, which end commands.)
 //! - `inbound`, `batch`: the buffers of a session. `pace`: detects data that arrives too slowly. `event`:
 //!   reports from other threads.
 
@@ -95,7 +95,7 @@ impl Server {
         format!("iscsi://{}/{target}/{lun}", host_port::join(&self.host, self.port))
     }
 
-    /// How many initiators are connected now, including unfinished logins.
+    /// How many connections are open now, including unfinished logins. An initiator may have several.
     pub fn connections(&self) -> usize {
         self.acceptor.connections()
     }
@@ -143,5 +143,5 @@ impl FrontEnd for Shared {
     }
 }
 
-/// The permit of a connection.
+/// The permit that admits a connection, which it holds until it ends.
 type Permit = headwater_connections::Permit<Socket>;

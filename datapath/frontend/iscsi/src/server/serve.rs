@@ -213,13 +213,13 @@ fn receive_pdu(
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
         Ok(false) | Err(_) if permit.is_stopping() => Err(End::Orderly("the server stops")),
-        Ok(false) => Err(End::Orderly("it closed before the end of its login")),
+        Ok(false) => Err(End::Orderly("it hung up before the end of its login")),
         Err(error) => Err(End::Fault(match error.kind() {
             ErrorKind::TimedOut => {
                 format!("its login took more than {} ms", shared.limits.login_timeout_ms)
             }
-            ErrorKind::UnexpectedEof => "it closed in the middle of a login PDU".into(),
-            _ => format!("in the login: {error}"),
+            ErrorKind::UnexpectedEof => "it hung up in the middle of a login PDU".into(),
+            _ => format!("receiving a login PDU failed: {error}"),
         })),
     };
     let mut header = [0; BHS_BYTES];

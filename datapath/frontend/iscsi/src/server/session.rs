@@ -246,7 +246,7 @@ impl<'a> Session<'a> {
                 }
                 Front::TooLong(header) => taken = Err(self.too_long(&header)),
                 Front::BadHeaderDigest => {
-                    taken = Err(End::Fault("a header digest is wrong: check the network, and the digest offload of the initiator's card".into()));
+                    taken = Err(End::Fault("a header digest does not match its header: check the network, and the digest offload of the initiator's card".into()));
                 }
             }
         }
@@ -268,7 +268,7 @@ impl<'a> Session<'a> {
         if !found.data_is_intact {
             self.shared.faults.warn(
                 &self.who,
-                &"a data digest is wrong: check the network, and the digest offload of the initiator's card",
+                &"a data digest does not match its data: check the network, and the digest offload of the initiator's card",
             );
             self.reject(header, RejectReason::DataDigestError)?;
             // The data is lost: its task is marked as failed, and a command counts as not received.

@@ -11,10 +11,10 @@ pub const VALUE_BYTES: usize = 2 + 2 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
     /// The last pair has no end.
-    #[error("the last pair is not ended by a zero byte")]
+    #[error("the last key=value pair of its text has no zero byte at its end")]
     NoEnd,
     /// A pair has no `=`.
-    #[error("a pair has no '='")]
+    #[error("a key=value pair of its text has no '='")]
     NoEquals,
     /// A key is empty, too long or has characters that keys cannot have.
     #[error("a key is empty, longer than {KEY_BYTES} bytes, or has characters that keys cannot have")]

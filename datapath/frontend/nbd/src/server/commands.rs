@@ -329,7 +329,7 @@ impl Connection<'_> {
                 .room(head_bytes.saturating_add(len))
                 .and_then(|r| r.split_at_mut_checked(head_bytes))
             else {
-                return Err(End::Fault("a reply does not fit the server's buffer for replies: this is a bug of this server, please report it".into()));
+                return Err(End::Fault("a reply does not fit the reply buffer: this is a bug of the server".into()));
             };
             self.device.try_now(Op::Read { range, into })
         };
@@ -378,7 +378,7 @@ impl Connection<'_> {
                     .map_err(|error| End::unsent(&error, self.limits))
             }),
             None => Err(End::Fault(format!(
-                "a reply with {len} bytes of data does not fit the 32-bit length of an NBD chunk: this is a bug of this server, please report it"
+                "a reply of {len} bytes exceeds the length field of NBD: this is a bug of the server"
             ))),
         };
         self.slices.clear();

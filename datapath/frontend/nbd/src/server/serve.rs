@@ -111,7 +111,7 @@ fn shake_hands(
             End::Fault(format!("its handshake took more than {} ms", limits.handshake_timeout_ms))
         }
         ErrorKind::UnexpectedEof => End::Fault("it hung up in the middle of its handshake".into()),
-        _ => End::Fault(format!("in the handshake: {error}")),
+        _ => End::Fault(format!("receiving the handshake failed: {error}")),
     };
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
