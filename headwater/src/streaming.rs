@@ -1,4 +1,5 @@
-//! Reads images from remote stores: options, caches, boot traces, and copying in the background.
+//! Opens versions of a store for machines: creates the caches, and starts prefetching, the recording of boots, and copying in the background.
+//! The reading itself is in `headwater_image`. Stores on this host pass here too, because boots of their versions are recorded.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,16 +21,16 @@ use crate::adapters::release::Released;
 use crate::recording::Recording;
 use crate::traces::{BOOTS_RECORDED, TraceOutbox, Traces};
 
-/// The default memory for chunks of images, as a share of the host's memory, and its bounds.
-const CHUNK_CACHE_SHARE: u64 = 8;
+/// The default memory for chunks of images is the host's memory divided by this, within the bounds below.
+const CHUNK_CACHE_DIVISOR: u64 = 8;
 const CHUNK_CACHE_MIN_BYTES: u64 = 32 << 20;
 const CHUNK_CACHE_MAX_BYTES: u64 = 1 << 30;
-/// The share of the memory for chunks up to which a boot trace is prefetched; the rest is for other reads.
+/// The part of the memory for chunks that a prefetched boot trace may use, as numerator and denominator. The rest is for other reads.
 const PREFETCH_SHARE: (u64, u64) = (3, 4);
 
 /// Timeout of reads in flight when an export ends, even if no server is known to have failed.
 const READS_END_AFTER: Duration = Duration::from_secs(10);
-/// How often it is checked then whether reads wait.
+/// How often it is checked, when an export ends, whether reads wait.
 const READS_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A chunk cache on disk: its directory and size.
@@ -184,7 +185,7 @@ impl Streaming {
         outbox: Option<Arc<TraceOutbox>>,
     ) -> Self {
         let share =
-            (host_memory_bytes() / CHUNK_CACHE_SHARE).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
+            (host_memory_bytes() / CHUNK_CACHE_DIVISOR).clamp(CHUNK_CACHE_MIN_BYTES, CHUNK_CACHE_MAX_BYTES);
         let ram_bytes = args.chunk_memory.or(ram_bytes).unwrap_or(share);
         if !store.is_remote() {
             args.warn_of_no_use("the store");
@@ -222,7 +223,7 @@ impl Streaming {
     }
 
     /// Opens a version for a machine that boots from it. `disk` is the state of the disk above it.
-    pub fn open(&self, manifest: Hash, disk: Above) -> Result<Streamed, ImageError> {
+    pub fn open(&self, manifest: Hash, disk: DiskState) -> Result<Streamed, ImageError> {
         let pin = self.pin(manifest);
         let pin = pin.map_err(|e| e.context(format!("cannot open version {}", manifest.short())))?;
         // The last user of the reader must not wait for the store.
@@ -237,7 +238,7 @@ impl Streaming {
             if let Some(trace) = trace.as_ref().filter(|_| reader.is_remote()) {
                 prefetch = Some(reader.prefetch(trace, self.budget_bytes(trace, &reader)?)?);
             }
-            if disk == Above::Empty && trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
+            if disk == DiskState::Empty && trace.as_ref().map_or(0, |trace| trace.boots) < BOOTS_RECORDED {
                 recording = Some(Recording::start(&self.traces, &reader)?);
             }
         }
@@ -298,7 +299,7 @@ impl Streaming {
         Ok(u64::try_from(part).unwrap_or(u64::MAX))
     }
 
-    /// Why reads wait, if they do, for people.
+    /// The reason for people, if reads wait because no server can be used.
     pub fn trouble(&self) -> Option<String> {
         reads_wait(&*self.store)
     }
@@ -339,7 +340,8 @@ impl Streaming {
         self.store.close();
     }
 
-    /// While the result lives, an end does not wait for servers: reads that wait are made to fail after a timeout.
+    /// While the result lives, the end of this process does not wait for servers: reads that wait fail at once if no server can be used, and
+    /// all reads fail after `READS_END_AFTER`.
     pub fn ending(&self) -> Ending {
         if !self.store.is_remote() {
             return Ending { end: None, thread: None };
@@ -353,10 +355,15 @@ impl Streaming {
                 if trouble.is_none() && Instant::now() < until {
                     continue;
                 }
-                let trouble = trouble.unwrap_or_else(|| "a server takes too long".into());
-                tracing::warn!(
-                    "reads still wait for a server of the image, and fail now, because this process ends: {trouble}"
-                );
+                match trouble {
+                    Some(why) => tracing::warn!(
+                        "reads wait for a server of the image, and fail now, because this process ends: {why}"
+                    ),
+                    None => tracing::warn!(
+                        "this process has not ended within {} s: reads that still wait for a server fail now",
+                        READS_END_AFTER.as_secs()
+                    ),
+                }
                 return store.close();
             }
         };
@@ -434,9 +441,9 @@ pub struct StreamCounters {
     pub longest_read_ms: u64,
 }
 
-/// The state of the disk above a version.
+/// The state of the disk over a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Above {
+pub enum DiskState {
     /// A disk without changes. Every boot with such a disk reads the same data of the version.
     Empty,
     /// A disk that was in use before. Its changed blocks are not read from the version, so its boot says little about
@@ -544,7 +551,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (server, manifest, disk) = served(dir.path(), 56);
         let streaming = copying(dir.path(), &server);
-        let opened = streaming.open(manifest, Above::Empty).unwrap();
+        let opened = streaming.open(manifest, DiskState::Empty).unwrap();
         let copied = opened.copied().unwrap();
         assert!(copied.total_bytes >= 56 << 20 && copied.done_bytes == 0 && copied.is_over, "{copied:?}");
         let mut read = vec![0; 1 << 20];
@@ -562,7 +569,7 @@ mod tests {
         let in_memory = Streaming::new(store().unwrap(), &args, None, None, None);
         let room = in_memory.chunks.counters().capacity_bytes / 4 * 3;
         assert_eq!(room, 12 << 20);
-        let opened = in_memory.open(manifest, Above::Empty).unwrap();
+        let opened = in_memory.open(manifest, DiskState::Empty).unwrap();
         // The budget for this number of incompressible chunks of 64 KiB.
         let budget = |streaming: &Streaming, chunks: u64| {
             let touched: Vec<_> = (0..chunks).map(|chunk| (chunk, 1)).collect();
@@ -575,7 +582,7 @@ mod tests {
         assert_eq!(budget(&on_disk, 384), (64 << 20) / 16 * 13);
         drop(on_disk);
         let copied = copying(dir.path(), &server);
-        let _opened = copied.open(manifest, Above::Empty).unwrap();
+        let _opened = copied.open(manifest, DiskState::Empty).unwrap();
         assert_eq!(budget(&copied, 384), u64::MAX);
     }
 
@@ -585,7 +592,7 @@ mod tests {
         // More than the size of the disk cache.
         let (server, manifest, disk) = served(dir.path(), 80);
         let streaming = cached(dir.path(), &server, None);
-        let opened = streaming.open(manifest, Above::Empty).unwrap();
+        let opened = streaming.open(manifest, DiskState::Empty).unwrap();
         let touched: Vec<_> = (0..80 << 4).map(|chunk| (chunk, 1)).collect();
         let trace = Trace::of_boot(manifest, &touched);
         let budget = streaming.budget_bytes(&trace, &opened.reader).unwrap();
@@ -610,10 +617,10 @@ mod tests {
         let streaming = copying(dir.path(), &server);
         // No chunk of it is fetched before all are requested.
         server.fail(HttpFault::Hang);
-        let first = streaming.open(manifest, Above::Empty).unwrap();
+        let first = streaming.open(manifest, DiskState::Empty).unwrap();
         let others = [
-            streaming.open(manifest, Above::Empty).unwrap(),
-            streaming.open(manifest, Above::Empty).unwrap(),
+            streaming.open(manifest, DiskState::Empty).unwrap(),
+            streaming.open(manifest, DiskState::Empty).unwrap(),
         ];
         let before = first.copied().unwrap();
         assert!(!before.is_over && before.total_bytes >= 8 << 20, "{before:?}");
@@ -630,10 +637,10 @@ mod tests {
         }
         assert!(server.body_bytes() < 9 << 20, "{} bytes came", server.body_bytes());
         // A later machine uses the same copy; after the last machine it is not kept.
-        assert!(streaming.open(manifest, Above::Empty).unwrap().copied().unwrap().is_over);
+        assert!(streaming.open(manifest, DiskState::Empty).unwrap().copied().unwrap().is_over);
         // Also while no server can be used.
         server.kill();
-        let again = streaming.open(manifest, Above::Empty).unwrap();
+        let again = streaming.open(manifest, DiskState::Empty).unwrap();
         let mut read = vec![0; disk.len()];
         headwater_block::blocking::read(again.reader.as_ref(), 0, &mut read).unwrap();
         assert!(read == disk);

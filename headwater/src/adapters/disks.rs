@@ -38,7 +38,7 @@ use crate::adapters::snapshot_leases::{Reader, SnapshotLeases};
 use crate::adapters::totals::Totals;
 use crate::caches::{CacheArgs, check_share};
 use crate::disk_process::{Keeper, LeftCaches, LeftDisk};
-use crate::streaming::{Above, StreamArgs, Streamed, Streaming};
+use crate::streaming::{DiskState, StreamArgs, Streamed, Streaming};
 use crate::traces::{TraceOutbox, Traces};
 
 /// The directories for files of disks.
@@ -483,7 +483,7 @@ impl Opener {
         let pinned = Arc::new(Pin::new(Released::new(pinned)));
         // One that is there may have run also where that could not be noted.
         let is_used = kept.is_some_and(|kept| kept.is_begun || self.files.is_begun(kept.id));
-        let above = if is_used || left.is_some() { Above::Written } else { Above::Empty };
+        let above = if is_used || left.is_some() { DiskState::Written } else { DiskState::Empty };
         let streamed = self.streaming.open(manifest, above).map_err(image_failed)?;
         if let Some(firmware) = firmware {
             check_bootable(version, streamed.reader.outline(), firmware)?;

@@ -32,7 +32,7 @@ use crate::failure::invalid;
 use crate::last_known::LastKnown;
 use crate::limits::server::{Listening, Served};
 use crate::signals::EndSignals;
-use crate::streaming::{Above, Streamed, Streaming};
+use crate::streaming::{DiskState, Streamed, Streaming};
 use crate::{limits, logging};
 
 /// The cache for uncompressed chunks of an image, in addition to the write cache.
@@ -102,7 +102,7 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
     // The options contain the key of a persistent cache, which must not stay in memory while it is served.
     drop(options);
     let disks = Disks::new(volumes.clone(), &image_device, args.record.as_deref());
-    let disks = disks.inspect_err(|_| take_back(&volumes, kept.as_ref()))?;
+    let disks = disks.inspect_err(|_| remove_new(&volumes, kept.as_ref()))?;
     // Kernels before 5.14 identify the owner of an NBD device by the thread that connected it, so this thread must
     // stay.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -116,12 +116,12 @@ pub fn run(data_dir: impl Fn() -> anyhow::Result<DataDir>, mut args: ExportArgs)
 
 /// Removes the cache that was created for a start that failed, unless somebody wrote to it. Immediately, because
 /// others may open it once it is closed.
-fn take_back(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
+fn remove_new(volumes: &[Arc<Volume>], kept: Option<&Kept>) {
     volumes.iter().for_each(|volume| volume.close());
     if let Some(kept) = kept
         && volumes.iter().all(|volume| volume.has_new_cache())
         && is_untouched(volumes)
-        && let Err(error) = persistent::take_back(&kept.dir)
+        && let Err(error) = persistent::remove_new(&kept.dir)
     {
         tracing::warn!("cannot remove the unused cache {}: {error}", kept.dir.display());
     }
@@ -136,7 +136,7 @@ async fn serve(
     let volumes = disks.volumes.as_slice();
     let mut end = EndSignals::catch()?;
     let mut ask = signal(SignalKind::user_defined1()).context("cannot catch SIGUSR1")?;
-    let nbd = args.nbd.serve(&args.source, &disks.devices).inspect_err(|_| take_back(volumes, kept))?;
+    let nbd = args.nbd.serve(&args.source, &disks.devices).inspect_err(|_| remove_new(volumes, kept))?;
     let resume = kept.map(|kept| Resume::new(&kept.dir));
     // Removed by any server that resumes: its writes make the note outdated.
     let stood = resume.as_ref().map(Resume::take).transpose()?.flatten();
@@ -153,7 +153,7 @@ async fn serve(
         if let Err(error) = close(volumes, resume.as_ref(), stands) {
             tracing::error!("{error:#}");
         }
-        take_back(volumes, kept);
+        remove_new(volumes, kept);
     })?;
     let (Others { iscsi, fuse }, attached, mut is_ended) = served;
     // Before anything announces this process, so that whoever finds it also finds its counters.
@@ -502,7 +502,7 @@ fn open_base(args: &ExportArgs, data_dir: impl FnOnce() -> anyhow::Result<DataDi
     let ram_bytes = (!store.is_remote()).then_some(CHUNK_CACHE_BYTES);
     let streaming = Streaming::new(store, &args.stream, disk, ram_bytes, None);
     let kept = args.persistent.as_ref().filter(|name| persistent::is_there(&args.cache_dir, name));
-    let above = if kept.is_some() { Above::Written } else { Above::Empty };
+    let above = if kept.is_some() { DiskState::Written } else { DiskState::Empty };
     let streamed = streaming.open(version.manifest, above).with_context(failed)?;
     // Nobody reports when the guest has booted, so everything that it reads counts as its boot.
     streamed.has_booted();

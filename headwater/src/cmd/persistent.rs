@@ -1,5 +1,6 @@
 //! Persistent write caches of `headwater export --persistent`: the file with the key, and the identities by which a
-//! later export recognises the cache and its base. (Persistent disks of machines are kept by the daemon.)
+//! later export recognises the cache and its base, which is the disk (of a file or a version) below the cache. (Persistent
+//! disks of machines are kept by the daemon.)
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -48,7 +49,7 @@ fn default_key_file(data_dir: &DataDir, name: &str) -> anyhow::Result<PathBuf> {
 
 /// Removes a cache that was created for a start that failed. The cache is closed and empty. Its key stays: other
 /// caches may use it, and a new cache under the same key never repeats a nonce.
-pub fn take_back(dir: &Path) -> std::io::Result<()> {
+pub fn remove_new(dir: &Path) -> std::io::Result<()> {
     use std::io::ErrorKind;
     // Fails if another process has opened it meanwhile.
     let lock = std::fs::File::open(dir.join("lock"))?;
@@ -67,8 +68,8 @@ pub fn take_back(dir: &Path) -> std::io::Result<()> {
     }
 }
 
-/// The persistent cache of a volume. Another server of the volume is recognised by the cache's identity, not by a
-/// name.
+/// An open persistent cache. Two processes serve the same volume if [`Kept::identity`] is equal: names and paths say
+/// nothing about that.
 #[derive(Clone)]
 pub struct Kept {
     /// The cache's directory.
@@ -101,14 +102,14 @@ pub fn null_id(size_bytes: u64) -> [u8; 32] {
 /// gave. If the bytes of the file look like another format, the given format is part of the identity, because without
 /// it the same file has other contents.
 pub fn file_id(files: &[PathBuf], size_bytes: u64, format: Option<SourceFormat>) -> anyhow::Result<[u8; 32]> {
-    let mut against_bytes = None;
-    // A file that is not in any other named format could not be opened.
+    let mut forced_format = None;
+    // Only raw needs this check: a file that is not in another named format fails to open.
     if let (Some(SourceFormat::Raw), Some(top)) = (format, files.first()) {
         let is_marked =
             is_marked(top).with_context(|| format!("cannot detect the disk format of {}", top.display()))?;
-        against_bytes = format.filter(|_| is_marked);
+        forced_format = format.filter(|_| is_marked);
     }
-    chain_id(files, size_bytes, against_bytes)
+    chain_id(files, size_bytes, forced_format)
 }
 
 /// Whether a file would be detected as another format than raw (`datapath/image/src/open.rs`).
@@ -128,9 +129,9 @@ fn is_marked(path: &Path) -> std::io::Result<bool> {
 fn chain_id(
     files: &[PathBuf],
     size_bytes: u64,
-    against_bytes: Option<SourceFormat>,
+    forced_format: Option<SourceFormat>,
 ) -> anyhow::Result<[u8; 32]> {
-    let said = against_bytes.map(|format| format!("{} ", format.name())).unwrap_or_default();
+    let said = forced_format.map(|format| format!("{} ", format.name())).unwrap_or_default();
     let mut text = format!("headwater base: {said}file {size_bytes} ").into_bytes();
     for (at, path) in files.iter().enumerate() {
         let failed = || format!("cannot identify {}", path.display());

@@ -1,5 +1,5 @@
-//! Parses a URL as the source of `export` and `attach`, which names an image on servers or in a bucket; and explains
-//! why a URL cannot be imported.
+//! Splits the URL of an image on servers or in a bucket, as the source of `export` and `attach`, into store and image.
+//! Other URLs are refused here, as sources of these commands and of `image import`, with what to do instead.
 
 use headwater_api::{Problem, ProblemKind};
 use headwater_nbd::NbdUri;
@@ -9,23 +9,24 @@ use crate::failure::invalid;
 use crate::stores;
 
 /// The forms of a URL of an image.
-const FORMS: &str = "https://HOST[:PORT][/BASE]/IMAGE or s3://BUCKET[/PREFIX]/IMAGE";
+const FORMS: &str = "https://HOST[:PORT][/BASE]/IMAGE (also http://) or s3://BUCKET[/PREFIX]/IMAGE";
 
-/// Splits `https://HOST/BASE/IMAGE` into the value for `--from`, and the image. `None`: it is not a URL.
+/// Splits `https://HOST/BASE/IMAGE` into the value for `--from`, and the image. `None`: it is not a URL. Fails for a URL
+/// of something else, or without an image.
 pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
     let Some((scheme, rest)) = source.split_once("://").filter(|(scheme, _)| is_scheme(scheme)) else {
         return Ok(None);
     };
     if NbdUri::is_uri(source) {
         return Err(invalid(format!(
-            "cannot export '{source}': the data of another NBD server may change below a write cache; make an image of it \
+            "cannot use '{source}' as source of a disk: the data of another NBD server may change below a write cache; make an image of it \
              ('headwater image import URI --name IMAGE'), and export that"
         )));
     }
     let is_bucket = S3Url::is_meant(source);
     if !is_bucket && !stores::is_server(source) {
         return Err(invalid(format!(
-            "cannot export '{source}': headwater cannot read images from {scheme}://; name an image of the store, a file, or {FORMS}"
+            "cannot use '{source}' as source of a disk: headwater cannot read images from {scheme}://; name an image of the store, a file, or {FORMS}"
         )));
     }
     // The query, with the bucket's endpoint, comes after the image.
@@ -38,7 +39,7 @@ pub fn split(source: &str) -> anyhow::Result<Option<(String, String)>> {
             Ok(Some((format!("{scheme}://{store}{query}"), image.to_owned())))
         }
         _ => Err(invalid(format!(
-            "cannot export '{source}': it names a store and no image in it; write {FORMS}"
+            "cannot use '{source}' as source of a disk: it names a store and no image in it; write {FORMS}"
         ))),
     }
 }

@@ -1,13 +1,14 @@
 //! The daemon of `serve` and `run`: sets up lock, store, database, service and sockets, and ends them in order.
 //!
 //! ```text
-//!   start: lock the data directory -> store, database -> service -> recover -> sockets
+//!   start: lock the data directory -> bind ports and sockets -> database -> store, disk process
+//!          -> service -> recover -> serve
 //!   stop:  no new requests, long operations cancelled, requests in flight finished
 //!          -> machines stopped, or left on with their disks -> database closed -> socket removed
 //! ```
 //! With `run`, disks are in this process, and machines end with it in any case. With `serve`, disks are in a process
-//! of their own, and machines that are left on run without a daemon. Operations that wait for a store that cannot be
-//! reached are ended after a timeout, so that the end does not wait for their reads.
+//! of their own, and machines that are left on run without a daemon. If machines are stopped, reads that wait for a store
+//! that does not answer fail after `READS_GRACE`, so that the end does not wait for them.
 
 pub mod boot;
 pub mod database;
@@ -70,7 +71,7 @@ const TASKS_GRACE: Duration = Duration::from_secs(30);
 /// Timeout of killed VMs. After it, reads of their disks fail.
 const KILL_GRACE: Duration = Duration::from_secs(5);
 
-/// Timeout of events that must still be written to the history: as long as the database waits for another process.
+/// Timeout of events that must still be written to the history. A write may wait for another process that uses the database.
 const NOTES_GRACE: Duration = Duration::from_secs(15);
 
 /// How long reads may still wait for the store after the daemon began to stop. If the store answers by then,
@@ -131,13 +132,13 @@ pub struct Options {
     pub offer: Option<headwater_store_server::Options>,
     /// The boot server's settings.
     pub boot: Option<boot::BootOffer>,
-    /// How these machines are switched on.
+    /// How machines that boot from the network are switched on.
     pub waker: Option<Waker>,
     /// How machines' disks are offered over NBD.
     pub nbd: Option<Offer>,
     /// The channels by which alarms are sent.
     pub alarm_channels: Vec<Arc<dyn AlarmChannel>>,
-    /// Stores from which this one may be repaired. Their servers get the credentials even if a request names them.
+    /// Stores from which this one may be repaired. Their servers get the credentials also if only a request names them.
     pub repair_from: Vec<String>,
     /// The background verification.
     pub scrub: Option<Scrub>,
@@ -511,7 +512,7 @@ impl Daemon {
             }
         };
         if tokio::time::timeout(REQUESTS_GRACE, finish).await.is_err() {
-            tracing::warn!("some requests did not end within {} s and are cut off", REQUESTS_GRACE.as_secs());
+            tracing::warn!("some requests did not end within {} s and are cancelled", REQUESTS_GRACE.as_secs());
         }
         if let Some(nbd) = nbd
             && let Err(e) = nbd.await
@@ -554,10 +555,10 @@ async fn stop_machines(service: &Service, disks: &dyn DiskHost) {
     tokio::pin!(stopping);
     if tokio::time::timeout(MACHINES_GRACE, &mut stopping).await.is_err() {
         tracing::warn!(
-            "a machine is not off after {} s: its guest still writes, or its disk waits for the store",
+            "a machine has not ended {} s after it was told to: its disk waits for the store, and its reads fail now",
             MACHINES_GRACE.as_secs()
         );
-        // Their guests are off by now; only reads keep their disks open.
+        // The guests were killed by now; only reads that wait keep their disks open.
         disks.close_store();
         stopping.await;
     }
@@ -643,7 +644,7 @@ fn open_store_here(
             step.send_replace("opening the store");
             let kept = cache.clone().map(|cache| cache as Arc<dyn KnownStore>);
             let last_known = Arc::new(LastKnown::new(name.as_deref().unwrap_or_default(), kept));
-            is_there(data_dir, name.as_deref(), known)?;
+            check_or_make_store(data_dir, name.as_deref(), known)?;
             let store = open_named(data_dir, name.as_deref(), &last_known, &credentials)?;
             let directories = Directories {
                 overflow: data_dir.cache(),
@@ -657,7 +658,7 @@ fn open_store_here(
         }
         DisksIn::OwnProcess { filter, format } => {
             step.send_replace("opening the store");
-            is_there(data_dir, name.as_deref(), known)?;
+            check_or_make_store(data_dir, name.as_deref(), known)?;
             let settings = Settings::new(data_dir, name.as_deref(), &credentials, &caches, &stream)
                 .context("cannot start the disk process")?;
             let say = |text: &str| {
@@ -687,10 +688,10 @@ fn open_store_here(
 
 /// Fails for a store that existed and is missing, and creates the directory of a new store, because the disk process
 /// can use only directories that exist when it starts.
-fn is_there(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
+fn check_or_make_store(data_dir: &DataDir, name: Option<&str>, known: &StoreKnown) -> anyhow::Result<()> {
     let own = data_dir.store();
     if let Some(directory) = name.map_or(Some(own.as_path()), stores::directory) {
-        known.is_there(directory)?;
+        known.check(directory)?;
     }
     match name {
         Some(name) => {
@@ -738,7 +739,7 @@ impl StoreKnown {
 
     /// Fails if a store is missing, for instance because its file system is not mounted: an empty store in its place
     /// would look valid.
-    fn is_there(&self, directory: &Path) -> anyhow::Result<()> {
+    fn check(&self, directory: &Path) -> anyhow::Result<()> {
         let Self { machines, has_images } = *self;
         let known = match (machines, has_images) {
             (0, false) => return Ok(()),
