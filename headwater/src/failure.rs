@@ -165,7 +165,7 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
             DbError::Away { .. }
             | DbError::Unsure { .. }
             | DbError::Refused { .. }
-            | DbError::Spoilt
+            | DbError::StatementFailed
             | DbError::NoSecretsKey
             | DbError::NotEncrypted => None,
             // Its cause may say more.

@@ -14,7 +14,7 @@ use crate::{Plan, interrupt};
 pub const NAME: &str = "attach";
 /// Title of the case.
 pub const TITLE: &str =
-    "as a block device of a guest's kernel: 4 KiB random, depth 16, ublk beside kernel NBD";
+    "block device in a guest: ublk compared with the kernel's NBD client, 4 KiB random, depth 16";
 
 /// The script that boots the guest, relative to the root of the source tree.
 const SCRIPT: &str = "guest/attach-test";

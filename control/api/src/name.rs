@@ -33,7 +33,7 @@ pub fn check_label(what: &str, name: &str) -> Result<(), Problem> {
     )))
 }
 
-/// A pattern for the names of machines that are made alike: text with one row of `#` signs, which stand for the digits of a
+/// A pattern for the names of machines that are made alike: text with one run of `#` signs, which stand for the digits of a
 /// number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameRule {
@@ -137,7 +137,7 @@ pub fn check_image(name: &str) -> Result<(), Problem> {
 pub struct ImageRef {
     /// The image.
     pub image: String,
-    /// The number, or first digits of the hash, after the `@`.
+    /// The number, or first digits of the hash, after the `@`. It is checked where the reference is resolved that the digits suffice.
     pub version: Option<String>,
     /// The channel after the `:`. Without channel and version: `production` if it is set, else the newest generalised
     /// version.

@@ -125,7 +125,7 @@ pub enum DbError {
     },
     /// A statement of this unit of work failed before, so its changes were not saved.
     #[error("the database saved nothing of this change, because a part of it failed")]
-    Spoilt,
+    StatementFailed,
     /// A statement failed.
     #[error("the database failed")]
     Failed(#[source] sqlx::Error),

@@ -94,7 +94,7 @@ impl Explain for DbError {
             DbError::OtherSecretsKey { .. } => ProblemKind::Invalid,
             DbError::Open { .. }
             | DbError::Refused { .. }
-            | DbError::Spoilt
+            | DbError::StatementFailed
             | DbError::NoSecretsKey
             | DbError::NotEncrypted
             | DbError::Failed(_) => ProblemKind::Failed,

@@ -20,7 +20,7 @@ pub enum StoreErrorKind {
     Damaged,
     /// Written by a later release.
     UnknownFormat,
-    /// The disk is full.
+    /// The file system is full, a quota is used up, or the file would be too large.
     NoSpace,
     /// A server does not answer or has a problem of its own. The request may succeed later.
     Unreachable,
@@ -33,13 +33,14 @@ pub enum StoreErrorKind {
 /// The number of "input/output error" on Linux.
 const EIO: i32 = 5;
 
-/// A failed operation: the kind for programs, a message and a source for people.
+/// A failed operation: the kind and the operating-system error for programs, a message for people.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
     source: Option<Arc<std::io::Error>>,
-    /// The target's own object is damaged, and the source cannot replace it; see
+    /// While a store (the target) was filled from another store (the source): the target's own copy of an object is damaged, and the
+    /// source cannot replace it; see
     /// [`StoreError::of_own_object`].
     is_of_own_object: bool,
 }

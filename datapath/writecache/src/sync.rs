@@ -1,5 +1,5 @@
-//! The locks and atomics whose order of use matters. They are those of parking_lot and std or, with the
-//! feature `shuttle`, those of the model checker shuttle. The checker runs one thread at a time, and chooses at
+//! The locks and atomics of the write cache for which the order of steps of several threads matters. They are those of
+//! parking_lot and std or, with the feature `shuttle`, those of the model checker shuttle. The checker runs one thread at a time, and chooses at
 //! each lock and atomic which thread runs next.
 //!
 //! Only the types that `tests/schedules.rs` explores come from here. Counters and settings use std: they
@@ -22,7 +22,7 @@ pub(crate) use shuttle::{
     thread,
 };
 
-/// Whether the model checker runs this code: then segments are tiny, and no thread waits for time to pass.
+/// Whether the model checker runs this code: then segments of the write cache are tiny, and no thread waits for time to pass.
 pub(crate) const UNDER_MODEL_CHECKER: bool = cfg!(feature = "shuttle");
 
 #[cfg(all(feature = "shuttle", not(debug_assertions)))]

@@ -41,7 +41,7 @@ struct Report<'a> {
 #[derive(Serialize)]
 struct RestoreReport<'a> {
     restored: &'a Path,
-    /// The hosts whose nodes must be accepted with `node accept`.
+    /// The hosts whose nodes must accept this controller (`node accept`) if they have connected since the backup.
     nodes: &'a [String],
     #[serde(flatten)]
     contents: &'a Contents,
@@ -204,7 +204,10 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
         ));
     }
     for node in nodes {
-        steps.push(format!("when the daemon runs: 'headwater node accept {node}' accepts that node"));
+        steps.push(format!(
+            "node {node} refuses this controller if it has connected since the backup: if so, start the daemon and run \
+             'headwater node accept {node}', which makes this database the valid one"
+        ));
     }
     steps.into_iter().map(|step| format!("- {step}\n")).collect()
 }

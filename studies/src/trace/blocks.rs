@@ -1,6 +1,7 @@
-//! Converts a disk's requests to blocks of 4 KiB, as the write cache handles them. Blocks are numbered without gaps.
+//! Converts a disk's requests to blocks of 4 KiB, as the write cache handles them, for the model that sizes write caches. Blocks
+//! are numbered without gaps.
 //!
-//! Only blocks that are written at least once have a number. A write of N bytes counts as N / 4 KiB blocks, rounded
+//! Only blocks that a write request writes at least once have a number; write-zeroes does not count. A write of N bytes counts as N / 4 KiB blocks, rounded
 //! up, beginning with the block of its first byte, because the cache uses a single slot for an unaligned write of 4
 //! KiB too.
 
@@ -39,7 +40,7 @@ pub struct Step {
     pub first: u32,
     /// The number of blocks; 0 if no block of the request is ever written.
     pub count: u32,
-    /// Blocks of the request that are never written: reads of the image.
+    /// Blocks of the request that are never written. A read takes them from the image; other operations skip them.
     pub others: u32,
     /// The operation.
     pub action: Action,

@@ -171,7 +171,7 @@ impl PostgresUnit {
         F: Future<Output = Result<T, sqlx::Error>>,
     {
         let place = &self.connections.place;
-        let Some(connection) = &mut self.connection else { return Err(DbError::Spoilt) };
+        let Some(connection) = &mut self.connection else { return Err(DbError::StatementFailed) };
         self.is_broken = true;
         match tokio::time::timeout(ANSWER_TIMEOUT, act(connection)).await {
             Ok(Ok(done)) => {

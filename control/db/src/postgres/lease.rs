@@ -104,7 +104,7 @@ pub(super) async fn take(
     );
     let take = Statement::new(take).bind(RESOURCE).bind(&holder.id).bind(&holder.name);
     let rows = unit.rows(take).await?;
-    rows.first().map_or(Err(DbError::Spoilt), |row| row.get("fence"))
+    rows.first().map_or(Err(DbError::StatementFailed), |row| row.get("fence"))
 }
 
 /// The first statement of a writer's transaction: it returns a row if the fence is still ours.

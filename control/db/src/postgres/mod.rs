@@ -10,7 +10,7 @@
 //! - A reader sees one state of the database.
 //! - With a lease ([`PostgresDatabase::open_for`]), a writer's transaction begins only if no other daemon has taken the
 //!   lease.
-//! - A unit in which a statement failed is not saved, and returns [`DbError::Spoilt`]: PostgreSQL reports success for the
+//! - A unit in which a statement failed is not saved, and returns [`DbError::StatementFailed`]: PostgreSQL reports success for the
 //!   `COMMIT` of such a unit.
 
 mod connections;

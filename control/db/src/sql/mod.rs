@@ -1,6 +1,6 @@
 //! The statements of all tables, written once for both databases, and the unit of work that runs them.
 //!
-//! A statement is plain SQL that SQLite and PostgreSQL read alike. What differs (how a unit begins and ends, what an error means) is in
+//! A statement is plain SQL that SQLite and PostgreSQL accept with the same meaning. What differs (how a unit begins and ends, what an error means) is in
 //! `sqlite/` and `postgres/`.
 
 mod catalogs;
@@ -50,11 +50,11 @@ pub(crate) struct Unit {
     transaction: Transaction,
     /// A statement failed, or its future was dropped.
     has_failed: bool,
-    /// Data was removed that may be secret.
+    /// Data was removed that may be secret, so the commit must leave no copy of it in SQLite's WAL.
     has_removed: bool,
     /// The key of the secrets.
     key: KeySlot,
-    /// How many units were saved.
+    /// The number of commits that succeeded or may have succeeded. By this number, readers notice that the database changed.
     saved: Arc<AtomicU64>,
 }
 
@@ -177,7 +177,7 @@ impl Repository for Unit {
     async fn save(self: Box<Self>) -> Result<(), DbError> {
         let Self { transaction, has_failed, has_removed, saved, key: _ } = *self;
         if has_failed {
-            return Err(DbError::Spoilt);
+            return Err(DbError::StatementFailed);
         }
         let outcome = match transaction {
             Transaction::Sqlite(unit) => unit.save(has_removed).await,

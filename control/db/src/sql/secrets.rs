@@ -56,7 +56,8 @@ impl Unit {
         self.add(insert, || "key of the secrets".to_owned()).await
     }
 
-    /// Decrypts all secrets and encrypts them with a new key. Returns how many there are.
+    /// Decrypts all secrets and encrypts them with a new key. Returns how many there are. The key of this unit stays the old one: the
+    /// database has to be opened again with the new key after the commit.
     pub(crate) async fn change_key(&mut self, new: &SecretsKey) -> Result<u64, DbError> {
         let mut count = 0;
         for (table, id, secret) in COLUMNS {
@@ -72,7 +73,7 @@ impl Unit {
                 count += 1;
             }
         }
-        // As after a removal, SQLite's WAL is emptied after the commit: it may still have secrets that are encrypted with the old key.
+        // Makes the commit empty SQLite's WAL, which may still have secrets that are encrypted with the old key.
         self.has_removed = true;
         let update = Statement::new("UPDATE secrets_keys SET mark = $1 WHERE purpose = $2");
         let mark = new.encrypt(MARK_COLUMN, PURPOSE, MARK)?;

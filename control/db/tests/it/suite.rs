@@ -752,7 +752,7 @@ pub async fn a_failed_unit_is_not_saved_and_says_so(db: &dyn Database) {
     let orphan = MachineRecord { catalog: Some("nowhere".to_owned()), ..machine("orphan") };
     let failed = repo.machines().add(&orphan).await.unwrap_err();
     assert!(!matches!(failed, DbError::Taken { .. }), "{failed:?}");
-    assert!(matches!(repo.save().await, Err(DbError::Spoilt)));
+    assert!(matches!(repo.save().await, Err(DbError::StatementFailed)));
     assert_eq!(db.read().await.unwrap().machines().list().await.unwrap(), []);
 }
 

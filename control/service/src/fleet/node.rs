@@ -182,7 +182,7 @@ pub(super) fn old_copy(counted: u64, seen: u64) -> Problem {
          an old copy"
     );
     Problem::new(ProblemKind::Conflict, message)
-        .advise("restore the newest copy; if there is none, 'headwater node accept HOST' on the controller lets the node in")
+        .advise("restore the newest copy; if there is none, run 'headwater node accept HOST' on the controller, which makes its database the valid one")
 }
 
 /// Checks a request of the controller. Returns it with the caller that it names, and whether it asks for a console.

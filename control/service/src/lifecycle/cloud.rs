@@ -254,7 +254,8 @@ impl Service {
         record.wanted = Wanted::Stopped;
         record.state = MachineState::Stopping;
         record.reason = None;
-        self.save(&record, caller, "stop", "it is deleted in the cloud, with its disk").await?;
+        let detail = "its virtual machine and disk in the cloud are being deleted";
+        self.save(&record, caller, "stop", detail).await?;
         self.finish_stop(record).await
     }
 
@@ -360,8 +361,8 @@ impl Service {
             record.wanted = Wanted::Stopped;
             record.state = MachineState::Stopping;
             record.reason = None;
-            self.save(&record, caller, "remove", "it is deleted in the cloud, with all that belongs to it")
-                .await?;
+            let detail = "its virtual machine, and all that belongs to it in the cloud, are being deleted";
+            self.save(&record, caller, "remove", detail).await?;
             let removing = cloud.remove_machine(&connection, uuid);
             match self.unless_interrupted(uuid, removing).await {
                 Ok(Ok(())) => {}

@@ -69,7 +69,7 @@ fn check(name: &str, request: &VerifyRequest) -> Result<(), Problem> {
     let refused = |why: String, advice: &str| Err(Problem::new(ProblemKind::Invalid, why).advise(advice));
     if request.rate_bytes_s == Some(0) {
         let why = format!("cannot verify '{name}' at a rate of 0 bytes a second");
-        return refused(why, "leave 'rate_bytes_s' out to read as fast as the store gives it");
+        return refused(why, "leave 'rate_bytes_s' out to read without a limit");
     }
     if let Some(store) = request.repair_from.iter().find(|store| !is_store(store)) {
         let why = format!("cannot repair '{name}' from '{store}': it is neither an absolute path nor a URL");

@@ -357,7 +357,7 @@ pub(super) async fn go_on(
                 let left = Duration::from_millis(until_ms.saturating_sub(service.now_ms()));
                 tokio::time::sleep(left.min(LOOK)).await;
             }
-            Next::TakeBack(why) => {
+            Next::DecideReturn(why) => {
                 let detail = format!("from {} back to {}: {why}", plan.to, plan.from);
                 let event =
                     service.event(&caller, format!("catalog {}", plan.catalog), "roll taken back", detail);
@@ -378,7 +378,7 @@ pub(super) async fn go_on(
                     tokio::time::sleep(LOOK).await;
                 }
             },
-            Next::Back(why) => return service.end_returned_roll(&plan, &caller, why).await,
+            Next::Returned(why) => return service.end_returned_roll(&plan, &caller, why).await,
         }
     }
 }

@@ -31,7 +31,7 @@ const SHOW: &str = "[ ! -x /etc/headwater/message ] || exec /etc/headwater/messa
 
 impl Service {
     /// Asks guests who is logged in, applies the answers to the plan, and tells users that their machines will restart.
-    /// Ends early when a whole wave is about to be moved, the window is over, or the roll is cancelled: the others are asked later.
+    /// Ends early when a whole batch is about to be moved, the window is over, or the roll is cancelled: the others are asked later.
     pub(super) async fn ask_users(
         &self,
         members: &[Member],

@@ -112,7 +112,7 @@ impl Plan {
                     places -= 1;
                     self.set(&member.machine, Stage::Moving);
                 }
-                // It is asked again for the next wave.
+                // It is asked again for the next batch.
                 Step::Move => {}
                 Step::Wait(wait) => {
                     if is_told(before, &wait) {
@@ -129,7 +129,7 @@ impl Plan {
     /// How many more machines may be moved together with those that are about to be moved.
     pub(super) fn places(&self) -> usize {
         let moving = self.members.iter().filter(|it| it.stage == Stage::Moving).count();
-        self.wave_size().saturating_sub(moving)
+        self.batch_size().saturating_sub(moving)
     }
 
     /// Ends all waits for users, because the window of the roll is over: they begin again in the next one.

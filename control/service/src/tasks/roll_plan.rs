@@ -1,11 +1,16 @@
-//! Decides the next step of a roll. A pure function of its plan and the time; `roll.rs` carries the step out.
+//! Decides the next step of a roll: a pure function of its plan and the time. `roll.rs` carries the step out. A roll moves a
+//! catalog's machines to another version: canaries first, then in batches.
 //!
 //! ```text
-//!   Pending --move--> Moving --healthy--> Healthy --take back--> Returning --> Returned
-//!      |                 \------failed--> Failed ---/
-//!      +--off, claimed, pinned, persistent--> Left
+//!   Pending --move--> Moving --healthy--> Healthy --return--> Returning --> Returned
+//!    |  |              |  | \---failed--> Failed ----/            ^
+//!    |  |              |  +--the roll is moved back---------------+
+//!    |  +<--not moved--+
+//!    +--off, claimed, pinned, persistent--> Left
 //! ```
-//! A roll that waits for users has one more stage, between `Pending` and `Moving`: see `roll_idle.rs`.
+//! A roll that waits for users has one more stage, between `Pending` and `Moving`: see `roll_idle.rs`. "Not moved": its
+//! node was away, or the daemon ended before. A roll is moved back if it was cancelled, or if a canary or more than `max_failures`
+//! machines are not healthy.
 
 use headwater_api::{LeftMachine, RollReport, RollRequest};
 use serde::{Deserialize, Serialize};
@@ -13,7 +18,7 @@ use uuid::Uuid;
 
 use super::roll_idle::{ASK_INTERVAL_MS, InUse};
 
-/// Why a roll that was cancelled is moved back.
+/// Why the machines of a cancelled roll are moved back.
 pub(super) const CANCELLED: &str = "it was cancelled";
 
 /// The stage of a machine.
@@ -74,7 +79,7 @@ pub(super) struct Plan {
     pub(super) pause_until_ms: u64,
     /// Why all machines are moved back, once that is decided.
     pub(super) back: Option<String>,
-    /// The begin of its window, if no machine may be moved before that. `None` while machines may be moved.
+    /// The start of its window, if no machine may be moved before that. `None` while machines may be moved.
     #[serde(default)]
     pub(super) waits_until_ms: Option<u64>,
     /// The end of all waits for users, in this window.
@@ -102,13 +107,13 @@ pub(super) enum Next {
     /// Move no machine before that time, at which the window of the roll begins.
     Hold(u64),
     /// Decide to move all machines back.
-    TakeBack(String),
+    DecideReturn(String),
     /// Move these machines back, together.
     Return(Vec<Member>),
     /// All machines run the new version: update the catalog.
     Finish,
-    /// All machines are moved back.
-    Back(String),
+    /// All machines are moved back: end the roll.
+    Returned(String),
 }
 
 impl Plan {
@@ -140,25 +145,25 @@ impl Plan {
             let left = self.find(in_work);
             let size = self.request.batch.of(self.movable());
             return match left.is_empty() {
-                true => Next::Back(why.clone()),
+                true => Next::Returned(why.clone()),
                 false => Next::Return(left.into_iter().take(size).collect()),
             };
         }
         // Machines that a previous daemon was moving when it ended.
         let moving = self.find(|stage| *stage == Stage::Moving);
         if cancelled {
-            return Next::TakeBack(CANCELLED.to_owned());
+            return Next::DecideReturn(CANCELLED.to_owned());
         }
         let failed = self.names(|stage| matches!(stage, Stage::Failed { .. }));
         let is_canary_round = self.canaries_left() > 0;
         let allowed = usize::try_from(self.request.max_failures).unwrap_or(usize::MAX);
         if let Some(first) = failed.first() {
             if is_canary_round {
-                return Next::TakeBack(format!("the canary {}", self.why(first)));
+                return Next::DecideReturn(format!("the canary {}", self.why(first)));
             }
             if failed.len() > allowed {
                 let all: Vec<_> = failed.iter().map(|machine| self.why(machine)).collect();
-                return Next::TakeBack(format!(
+                return Next::DecideReturn(format!(
                     "{} of at most {allowed} failed: {}",
                     failed.len(),
                     all.join("; ")
@@ -177,19 +182,20 @@ impl Plan {
                 _ => Next::Finish,
             };
         }
-        // Outside of the window, machines that are being moved continue, and machines that are not healthy are moved back.
+        // Outside of the window, no further machine is moved. Machines that are being moved continue, and the steps above move all
+        // machines back if that was decided.
         if let Gate::Closed(until_ms) = gate {
             return Next::Hold(until_ms);
         }
         if now_ms < self.pause_until_ms {
             return Next::Wait(self.pause_until_ms);
         }
-        let wave = pending.into_iter().take(self.wave_size());
+        let batch = pending.into_iter().take(self.batch_size());
         if self.request.wait_idle_s.is_none() {
-            return Next::Move(wave.collect());
+            return Next::Move(batch.collect());
         }
         let is_due = |it: &Member| matches!(it.stage, Stage::InUse(wait) if wait.is_due(now_ms));
-        let asked: Vec<_> = in_use.into_iter().filter(is_due).chain(wave).collect();
+        let asked: Vec<_> = in_use.into_iter().filter(is_due).chain(batch).collect();
         match asked.is_empty() {
             true => Next::Wait(now_ms.saturating_add(ASK_INTERVAL_MS)),
             false => Next::Ask(asked),
@@ -202,8 +208,8 @@ impl Plan {
         canaries.saturating_sub(self.count(|stage| *stage == Stage::Healthy))
     }
 
-    /// How many machines are moved together now.
-    pub(super) fn wave_size(&self) -> usize {
+    /// How many machines are moved together now: all canaries that are left, or else a batch.
+    pub(super) fn batch_size(&self) -> usize {
         match self.canaries_left() {
             0 => self.request.batch.of(self.movable()),
             canaries => canaries,
@@ -341,7 +347,7 @@ mod tests {
                     script.push(format!("return {}", machines.join(" ")));
                     machines.iter().for_each(|machine| plan.set(machine, Stage::Returned));
                 }
-                Next::TakeBack(why) => {
+                Next::DecideReturn(why) => {
                     script.push(format!("take back: {why}"));
                     plan.back = Some(why);
                 }
@@ -370,7 +376,7 @@ mod tests {
         let why = "the canary pc-1 is ill";
         assert_eq!(
             script,
-            ["move pc-1", &format!("take back: {why}"), "return pc-1", &format!("Back({why:?})")]
+            ["move pc-1", &format!("take back: {why}"), "return pc-1", &format!("Returned({why:?})")]
         );
         let script = play(plan(6, request(2, "3", 5)), &["pc-2"]);
         assert_eq!(&script[..2], ["move pc-1 pc-2", "take back: the canary pc-2 is ill"]);
@@ -403,7 +409,7 @@ mod tests {
         roll.pause_until_ms = 500;
         assert_eq!(roll.next(499, false, Gate::Open), Next::Wait(500));
         assert_eq!(roll.next(500, false, Gate::Open), Next::Move(vec![roll.members[1].clone()]));
-        assert_eq!(roll.next(0, true, Gate::Open), Next::TakeBack("it was cancelled".to_owned()));
+        assert_eq!(roll.next(0, true, Gate::Open), Next::DecideReturn("it was cancelled".to_owned()));
     }
 
     #[test]
@@ -426,7 +432,7 @@ mod tests {
         assert_eq!(roll.in_words(), "waits until 1970-01-01 00:00:00Z; 1 of 3 machines on debian@2");
         // A failed canary is moved back at once, and not in the next window.
         roll.set("pc-1", Stage::Failed { why: "is ill".to_owned() });
-        let back = Next::TakeBack("the canary pc-1 is ill".to_owned());
+        let back = Next::DecideReturn("the canary pc-1 is ill".to_owned());
         assert_eq!(roll.next(0, false, Gate::Closed(9)), back);
         roll.back = Some("it is ill".to_owned());
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Return(vec![roll.members[0].clone()]));
@@ -434,7 +440,7 @@ mod tests {
         let mut roll = plan(1, request(0, "1", 0));
         roll.set("pc-1", Stage::Healthy);
         assert_eq!(roll.next(0, false, Gate::Closed(9)), Next::Finish);
-        assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::TakeBack(CANCELLED.to_owned()));
+        assert_eq!(roll.next(0, true, Gate::Closed(9)), Next::DecideReturn(CANCELLED.to_owned()));
     }
 
     /// Applies answers: after the deadline, nobody who is logged in is sent away.
@@ -503,7 +509,7 @@ mod tests {
                         let stage = if ends { Stage::Returning } else { Stage::Returned };
                         list.iter().for_each(|machine| roll.set(machine, stage.clone()));
                     }
-                    Next::TakeBack(why) => roll.back = Some(why),
+                    Next::DecideReturn(why) => roll.back = Some(why),
                     Next::Ask(list) => {
                         assert_eq!(gate, Gate::Open, "round {round}");
                         let answers = list.into_iter().map(|it| {
@@ -534,7 +540,7 @@ mod tests {
                     assert_eq!(of(|stage| *stage == Stage::Healthy) + failed + left, roll.members.len());
                     assert!(failed <= usize::try_from(allowed).unwrap());
                 }
-                Next::Back(_) => {
+                Next::Returned(_) => {
                     let is_untouched = |stage: &Stage| {
                         matches!(
                             stage,

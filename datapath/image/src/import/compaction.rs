@@ -1,4 +1,4 @@
-//! Compaction: a new version stores those chunks again that it needs from mostly unused data objects. (A data
+//! Compaction: a new version copies the chunks that it needs out of mostly unused data objects. (A data
 //! object is a file of the store with the chunks that one version added.) These objects can then be removed
 //! together with the older versions that need them.
 //!
@@ -7,7 +7,8 @@
 //! added. (In other stores `Store::trim` frees the unneeded parts of objects, so no object is mostly unused.)
 //! Like the cleaner of a log-structured file system, a new version copies the needed part of each object of
 //! which less than a third is needed. For each byte that is copied in this way, at least two unused bytes
-//! become free. So in the long run at most half as many bytes are copied as were added.
+//! become free, and each byte that was added becomes unused at most once. So in the long run at most half as
+//! many bytes are copied as were added.
 //!
 //! An import of a whole disk treats these chunks as new chunks. With a [`Basis`](super::Basis), which lists
 //! only the differences to its parent version, they are read as if they differed.
@@ -34,12 +35,12 @@ pub(super) struct Compaction {
 }
 
 impl Compaction {
-    /// The chunks of a version that are only in objects that the index avoids.
-    pub(super) fn of(below: &Manifest, index: &ChunkIndex) -> Self {
-        let (chunk_bytes, size_bytes) = (u64::from(below.chunk_bytes()), below.size_bytes());
-        let to_carry = below.data().filter(|(_, chunk)| index.is_only_avoided(&chunk.hash));
+    /// The chunks of the parent version that are only in objects that the index avoids.
+    pub(super) fn of(parent: &Manifest, index: &ChunkIndex) -> Self {
+        let (chunk_bytes, size_bytes) = (u64::from(parent.chunk_bytes()), parent.size_bytes());
+        let to_copy = parent.data().filter(|(_, chunk)| index.is_only_avoided(&chunk.hash));
         let most = usize_of(COMPACTED_BYTES_MAX / chunk_bytes.max(1));
-        let chunks = to_carry.map(|(number, _)| number).take(most).collect();
+        let chunks = to_copy.map(|(number, _)| number).take(most).collect();
         Self { chunk_bytes, size_bytes, chunks, compacted_bytes: AtomicU64::new(0) }
     }
 
@@ -70,7 +71,9 @@ impl Compaction {
         out
     }
 
-    /// Splits a range without changes. A chunk that is only partly in the range has a change elsewhere, so it is read anyway.
+    /// Splits a range without changes. A chunk that is only partly in the range is left out. Either it has a change elsewhere, so it is read
+    /// anyway, or the answer ended early; then the next answer begins inside of the chunk, and the chunk is left to
+    /// the next seal.
     fn split(&self, mut at: u64, end: u64, out: &mut Vec<(u64, bool)>) {
         let first = at.div_ceil(self.chunk_bytes);
         let from = self.chunks.partition_point(|number| *number < first);

@@ -366,8 +366,8 @@ impl Drop for Part<'_> {
 
 fn own_object_is_damaged(id: Hash, why: &str) -> StoreError {
     StoreError::of_own_object(format!(
-        "the data object {id} is damaged in the target store ({why}), and the source does not have all of it: verify its \
-         versions in the target store, and repair them from a store that has all of it"
+        "the data object {id} is damaged in the target store ({why}), and the source has only a part of it: run 'headwater \
+         store verify TARGET --repair-from STORE' with a store that has all of it"
     ))
 }
 

@@ -77,8 +77,8 @@ impl Inner {
             let shown = self.bucket.shown(&whole);
             let ours = |why: &str| {
                 StoreError::of_own_object(format!(
-                    "{shown} is damaged ({why}), and the source does not have all of the object: repair the versions that need it \
-                     from a store that has all of it"
+                    "{shown} in the target is damaged ({why}), and the source has only a part of this object: run 'headwater store \
+                     verify TARGET --repair-from STORE' with a store that has all of it"
                 ))
             };
             return sent.map_err(|e| filled.blame(e, &ours, copied));

@@ -15,8 +15,8 @@ const CHECKED_BYTES: u64 = 68 << 10;
 const KNOWN: &[(usize, &[u8], &str)] = &[
     (0, b"XFSB", "an XFS file system"),
     (0, b"LUKS\xba\xbe", "an encrypted LUKS container"),
-    (0, b"\xfc\x4e\x2b\xa9", "a part of a RAID (md)"),
-    (4096, b"\xfc\x4e\x2b\xa9", "a part of a RAID (md)"),
+    (0, b"\xfc\x4e\x2b\xa9", "a member of an md RAID"),
+    (4096, b"\xfc\x4e\x2b\xa9", "a member of an md RAID"),
     (3, b"NTFS    ", "an NTFS file system"),
     (3, b"EXFAT   ", "an exFAT file system"),
     (54, b"FAT1", "a FAT file system"),

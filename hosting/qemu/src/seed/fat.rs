@@ -88,7 +88,7 @@ fn boot_sector(label: [u8; 11], volume_id: u32, sectors: u16) -> [u8; SECTOR_BYT
         &0_u32.to_le_bytes(), // sectors, where 16 bits are too few
         &[0x80],              // drive number
         &[0],
-        &[0x29], // the next three are there
+        &[0x29], // extended boot signature: serial number, label and type follow
         &volume_id.to_le_bytes(),
         &label,
         b"FAT12   ",
@@ -117,9 +117,9 @@ fn entry(name: [u8; 11], attributes: u8, first_cluster: u16, size_bytes: u32) ->
     let mut entry = [0; ENTRY_BYTES];
     entry[..11].copy_from_slice(&name);
     entry[11] = attributes;
-    entry[16..18].copy_from_slice(&DATE.to_le_bytes()); // made
-    entry[18..20].copy_from_slice(&DATE.to_le_bytes()); // read
-    entry[24..26].copy_from_slice(&DATE.to_le_bytes()); // changed
+    entry[16..18].copy_from_slice(&DATE.to_le_bytes()); // created
+    entry[18..20].copy_from_slice(&DATE.to_le_bytes()); // accessed
+    entry[24..26].copy_from_slice(&DATE.to_le_bytes()); // modified
     entry[26..28].copy_from_slice(&first_cluster.to_le_bytes());
     entry[28..32].copy_from_slice(&size_bytes.to_le_bytes());
     entry

@@ -561,7 +561,7 @@ fn a_partial_source_can_repair_a_whole_object() {
             } else {
                 let error = copied.unwrap_err();
                 assert_eq!(error.kind(), StoreErrorKind::Io);
-                assert!(error.to_string().contains("the source does not have all of the object"), "{error}");
+                assert!(error.to_string().contains("the source has only a part of this object"), "{error}");
                 assert!(fs::read(&key).unwrap() == damaged);
             }
             assert_eq!(place.keys("holed"), [] as [&str; 0]);
@@ -590,7 +590,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
             (error.kind(), error.to_string())
         };
         let is_blamed = |(kind, says): (StoreErrorKind, String)| {
-            kind == StoreErrorKind::Io && says.contains("the source does not have all of the object")
+            kind == StoreErrorKind::Io && says.contains("the source has only a part of this object")
         };
         let mut looks = 0;
         assert!(is_blamed(copy(&mut || {
@@ -619,7 +619,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
         relay.heal();
         // The cause is unknown, so the source is not blamed.
         assert!(kind == StoreErrorKind::Io && says.contains("the server refuses it"), "{kind:?} {says}");
-        assert!(!says.contains("the source does not have all of the object"), "{says}");
+        assert!(!says.contains("the source has only a part of this object"), "{says}");
 
         // A damaged object that was cut short is recognised by its length.
         fs::write(&key, &object[..1000]).unwrap();
