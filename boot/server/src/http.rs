@@ -284,7 +284,7 @@ impl Http {
         };
         match self.targets.settings(&boot).await {
             Ok(archive) => {
-                tracing::info!(machine = boot.machine, version = boot.version, %client, "a machine that boots has its settings");
+                tracing::info!(machine = boot.machine, version = boot.version, %client, "sent its settings to a machine that boots");
                 let archive = Bytes::from(archive);
                 if is_head {
                     // A loader that uses the firmware's HTTP asks for the length first.

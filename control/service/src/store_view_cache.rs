@@ -7,7 +7,7 @@
 //!                                                     --> not yet, or failed -------> the last answer, with its age
 //! ```
 //! A view waits up to TIMEOUT_CHANGED for the version of a reference if this daemon has no answer yet, or if it has just changed the
-//! store, because the user who made the change wants to see the result.
+//! store: the user who made the change wants to see the result.
 //!
 //! An [`Answer`] is marked as outdated if this daemon changed the store since; [`StoreFigures`] also if the store does not answer.
 //! Operations that decide something do not use the cache. If a remote store cannot be reached, a reference resolves as

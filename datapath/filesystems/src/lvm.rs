@@ -163,7 +163,7 @@ struct Physical {
 impl Group {
     fn of(text: &Section) -> Result<Self, Fault> {
         let mut sections = text.sections();
-        let (name, group) = sections.next().ok_or_else(|| fault("its metadata have no volume group"))?;
+        let (name, group) = sections.next().ok_or_else(|| fault("its LVM metadata have no volume group"))?;
         let extent_bytes = group.number("extent_size").saturating_mul(SECTOR_BYTES);
         let mut physical = BTreeMap::new();
         if let Some(all) = group.section("physical_volumes") {
@@ -308,7 +308,7 @@ impl Reader<'_> {
         let is_of_word = |byte: &u8| byte.is_ascii_alphanumeric() || b"_-+./@:".contains(byte);
         let len = rest.iter().take_while(|byte| is_of_word(byte)).count();
         if len == 0 || len > WORD_BYTES_MAX {
-            return Err(fault("its metadata are no text of LVM2"));
+            return Err(fault("its LVM metadata are damaged"));
         }
         self.at += len;
         Ok(String::from_utf8_lossy(rest.get(..len).unwrap_or_default()).into_owned())
@@ -333,7 +333,7 @@ impl Reader<'_> {
             } else if self.takes(b'=') {
                 self.value(depth)?
             } else {
-                return Err(fault("its metadata are no text of LVM2"));
+                return Err(fault("its LVM metadata are damaged"));
             };
             section.0.push((name, value));
         }
@@ -342,7 +342,7 @@ impl Reader<'_> {
     fn count(&mut self, depth: usize) -> Result<(), Fault> {
         let left = self.left.checked_sub(1).filter(|_| depth < DEPTH_MAX);
         self.left =
-            left.ok_or_else(|| fault("its metadata have too many values, or are nested too deeply"))?;
+            left.ok_or_else(|| fault("its LVM metadata have too many values, or are nested too deeply"))?;
         Ok(())
     }
 

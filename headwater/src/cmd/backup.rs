@@ -205,8 +205,8 @@ fn next_steps(dir: &Path, contents: &Contents, nodes: &[String]) -> String {
     }
     for node in nodes {
         steps.push(format!(
-            "node {node} refuses this controller if it has connected since the backup: if so, start the daemon and run \
-             'headwater node accept {node}', which makes this database the valid one"
+            "node {node} refuses this controller if the node has connected since the backup: if so, start the daemon and \
+             run 'headwater node accept {node}', which makes this database the valid one"
         ));
     }
     steps.into_iter().map(|step| format!("- {step}\n")).collect()

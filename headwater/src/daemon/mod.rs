@@ -480,7 +480,10 @@ impl Daemon {
             let stopping = tokio::spawn(async move { service.stop_all(true).await });
             // A guest that still runs would take failed reads for a broken disk.
             if tokio::time::timeout(KILL_GRACE, ended).await.is_err() {
-                tracing::warn!("a machine did not end within {} s of being killed", KILL_GRACE.as_secs());
+                let grace_s = KILL_GRACE.as_secs();
+                tracing::warn!(
+                    "a machine did not end within {grace_s} s of being killed: reads of its disk fail now"
+                );
             }
             // The machines need their disks no more, and the disks end when their reads do.
             disks.close_store();
@@ -512,15 +515,19 @@ impl Daemon {
             }
         };
         if tokio::time::timeout(REQUESTS_GRACE, finish).await.is_err() {
-            tracing::warn!("some requests did not end within {} s and are cancelled", REQUESTS_GRACE.as_secs());
+            let grace_s = REQUESTS_GRACE.as_secs();
+            tracing::warn!("some requests did not end within {grace_s} s: their clients get no answer");
         }
         if let Some(nbd) = nbd
             && let Err(e) = nbd.await
         {
-            tracing::error!("the NBD server did not end: {e}");
+            tracing::error!("the NBD server failed while it ended: {e}");
         }
         if !self.service.tasks_ended(TASKS_GRACE).await {
-            tracing::warn!("a long operation did not end within {} s", TASKS_GRACE.as_secs());
+            let grace_s = TASKS_GRACE.as_secs();
+            tracing::warn!(
+                "a task did not end within {grace_s} s of being cancelled: the daemon ends without it"
+            );
         }
         if !self.keep_machines {
             stop_machines(&self.service, &*self.disks).await;
@@ -537,10 +544,16 @@ impl Daemon {
         let _ = ticker.await;
         // Operations whose clients have disconnected write to the history last.
         if !self.service.operations_ended(TASKS_GRACE).await {
-            tracing::warn!("an operation did not end within {} s", TASKS_GRACE.as_secs());
+            let grace_s = TASKS_GRACE.as_secs();
+            tracing::warn!(
+                "an operation did not end within {grace_s} s: its event may be missing in the history"
+            );
         }
         if !self.service.notes_written(NOTES_GRACE).await {
-            tracing::warn!("not all events were written to the history within {} s", NOTES_GRACE.as_secs());
+            let grace_s = NOTES_GRACE.as_secs();
+            tracing::warn!(
+                "some events could not be written to the history within {grace_s} s, and are lost"
+            );
         }
         self.database.close(self.service.has_machines_on()).await;
         if let Some(process) = self.disk_process {

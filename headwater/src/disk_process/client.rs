@@ -752,7 +752,7 @@ impl RemoteFrozen {
             let runs = connection.lock().call::<Vec<(u64, bool)>>(&call);
             runs.unwrap_or_else(|error| {
                 // The next read fails, and then the seal.
-                tracing::warn!(%error, "cannot fetch the changed ranges of a disk");
+                tracing::warn!(%error, "cannot fetch the changed ranges of a disk, so its seal fails");
                 vec![(range.len(), true)]
             })
         };

@@ -509,7 +509,7 @@ impl Keeping {
                     }
                 }
                 Event::Asked(Err(error)) => {
-                    tracing::warn!(%error, "cannot accept an upgrade");
+                    tracing::warn!(%error, "cannot accept a connection of 'headwater upgrade'");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
                 Event::Late => is_killed = self.late(&child).await,

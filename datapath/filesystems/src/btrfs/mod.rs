@@ -320,7 +320,7 @@ impl Scan for Btrfs {
     }
 
     fn remark(&self) -> Option<String> {
-        let log = "files that the guest synchronised since its last commit may have more blocks";
+        let log = "its log tree was not read: files synced since the last commit may have more blocks";
         self.superblock.has_log.then(|| log.to_owned())
     }
 
@@ -363,7 +363,7 @@ impl Scan for Btrfs {
             let read = self.subvolume(*number, tree.root, &mut pass);
             pass.damage(tree.id, read)?;
         }
-        // What remains are the blocks of all trees. The extent tree lists them; its own blocks are not yet in `seen`.
+        // The extent tree lists the blocks of all trees, which remain. Its own blocks are not yet in `seen`.
         let extents = trees.iter().find(|tree| tree.id == EXTENT_TREE);
         let read = match extents {
             Some(tree) => self.metadata(tree.root, &mut pass),

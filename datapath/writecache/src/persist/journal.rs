@@ -119,7 +119,7 @@ fn next_session(generation_limit: u64) -> Result<u64, IoError> {
 fn random() -> Result<u64, IoError> {
     let mut bytes = [0u8; 8];
     aws_lc_rs::rand::fill(&mut bytes)
-        .map_err(|e| IoError::new(IoErrorKind::Device, format!("no random bytes for a cache: {e}")))?;
+        .map_err(|e| IoError::new(IoErrorKind::Device, format!("the system gave no random bytes: {e}")))?;
     Ok(u64::from_le_bytes(bytes))
 }
 

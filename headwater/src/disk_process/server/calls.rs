@@ -52,7 +52,7 @@ pub(super) fn serve(connection: Early, shared: &Shared) {
             ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
         )
     {
-        tracing::warn!(%error, "a connection of a daemon ended");
+        tracing::warn!(%error, "the connection of a daemon broke");
     }
     if session.is_held {
         shared.holds.fetch_sub(1, Ordering::SeqCst);
@@ -210,7 +210,7 @@ fn followed<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::of(Problem::new(
                     ProblemKind::Failed,
-                    "the operation ended without a result",
+                    "the operation crashed in the disk process, whose log has the details",
                 )));
             }
             Err(RecvTimeoutError::Timeout) => {}

@@ -43,7 +43,9 @@ impl Shared {
         }
         while let Err(error) = self.open_store() {
             // Without the store no disk can be served. The machines wait.
-            tracing::warn!("cannot take the disks over yet: {error:#}");
+            tracing::warn!(
+                "cannot open the store to take the disks over, so the machines wait; trying again: {error:#}"
+            );
             std::thread::sleep(RECOVER_PAUSE);
             if self.is_ending.load(Ordering::SeqCst) {
                 return;

@@ -229,7 +229,7 @@ impl Bench<'_, '_> {
             "it continues without an initiator"
         );
         let [ours, theirs] = self.disks.each_ref().map(|disk| disk.contents());
-        assert!(ours == theirs, "the disk holds other bytes than the model's");
+        assert!(ours == theirs, "the disk's contents differ from the model's");
     }
 
     fn move_disks(&mut self, how: u8) {

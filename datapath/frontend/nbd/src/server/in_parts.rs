@@ -87,7 +87,7 @@ impl Connection<'_> {
         if matches!(request, Request::Write { .. } | Request::Discard { .. } | Request::WriteZeroes { .. })
             && !self.lane.enter()
         {
-            return Err(End::Fault("a change in parts began before another one had ended".into()));
+            return Err(End::Fault("a write in parts began inside of another: this is a bug".into()));
         }
         self.submit(head, 0, request);
         self.answer_of_device()
