@@ -15,7 +15,7 @@ use crate::systems::{Process, make_file, own_dir};
 pub const NAME: &str = "import";
 /// Title of the case.
 pub const TITLE: &str =
-    "importing the Debian guest, exporting it to raw and qcow2, compared with qemu-img and a zstd-compressed qcow2";
+    "importing the Debian guest, exporting it to raw and qcow2, compared with qemu-img and a zstd qcow2";
 
 /// The results of one system: importing an image into compressed form, and exporting it to raw and to uncompressed
 /// qcow2.
