@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use crate::support::{self, Daemon};
 use headwater_testkit::wait_until;
@@ -46,8 +47,18 @@ fn hash_of(daemon: &Daemon, image: &str) -> serde_json::Value {
     image["versions"][0]["hash"].clone()
 }
 
+/// Prints, if the test fails, what had been done by which time.
+struct Steps(Instant);
+
+impl Steps {
+    fn done(&self, what: &str) {
+        println!("after {:.0} s: {what}", self.0.elapsed().as_secs_f64());
+    }
+}
+
 #[test]
 fn two_guests_share_an_image_and_nothing_else_overflow_and_survive_a_dead_daemon() {
+    let steps = Steps(Instant::now());
     // A write that finds no room waits a second in the daemon, not half a minute.
     let daemon = Daemon::start_in(support::short_dir(), |command| {
         command.args(["--pause", "1"]);
@@ -77,16 +88,22 @@ fn two_guests_share_an_image_and_nothing_else_overflow_and_survive_a_dead_daemon
             "nbd",
         ])
         .ok();
+    steps.done("the machines exist");
     daemon.cli(&["machine", "start", "one", "two", "--wait"]).ok();
+    steps.done("both have booted");
 
     each_guest_is_itself(&daemon);
     output_that_is_cut_is_no_success(&daemon);
     a_command_ends_with_its_client(&daemon);
     a_command_reads_what_it_is_given(&daemon);
+    steps.done("commands in guests");
     what_one_writes_overflows_and_is_its_own(&daemon);
+    steps.done("a file that overflows");
     a_full_cache_makes_a_guest_wait_and_no_more(&daemon);
+    steps.done("a full cache");
     what_a_guest_removed_is_given_back(&daemon);
     the_files_that_fill_a_cache_are_named(&daemon);
+    steps.done("trim and contents");
 
     assert!(daemon.cli(&["image", "verify", "debian"]).ok().contains("intact"));
     assert_eq!(hash_of(&daemon, "debian"), hash, "the image has changed");
@@ -109,11 +126,12 @@ fn two_guests_share_an_image_and_nothing_else_overflow_and_survive_a_dead_daemon
     daemon.cli(&["machine", "start", "two"]).ok();
     assert_eq!(sh(&daemon, "two", "test -e /var/tmp/mark || echo pristine"), "pristine");
     assert_eq!(sh(&daemon, "two", "cat /var/tmp/applied"), "two");
-    what_one_edits_the_other_boots(&daemon);
+    steps.done("a killed daemon, and a boot of the editing machine");
+    what_one_edits_the_other_boots(&daemon, &steps);
 }
 
 /// A version of the guest while it runs, one of what was done to it in all, and the other machine on that.
-fn what_one_edits_the_other_boots(daemon: &Daemon) {
+fn what_one_edits_the_other_boots(daemon: &Daemon, steps: &Steps) {
     let seal = |what: &[&str]| -> serde_json::Value {
         serde_json::from_str(&daemon.cli(&[&["--json"], what].concat()).ok()).expect("JSON")
     };
@@ -124,6 +142,7 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     println!("{}", live["pause"]);
     assert!(live["pause"]["guest_ms"].is_u64(), "its file systems were not frozen: {live}");
     assert_eq!((&live["version"]["number"], &live["parent"]), (&2.into(), &"debian@1".into()), "{live}");
+    steps.done("a version of the running machine");
     sh(daemon, "two", "echo late >>/var/tmp/edited");
     a_file_is_copied_in_and_out(daemon);
     let key = sh(daemon, "two", "cat /etc/ssh/ssh_host_ed25519_key");
@@ -136,8 +155,11 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     ];
     daemon.cli(&["image", "seal", "debian"]).fails(4, &[&found[..], &["--keep-identity"]].concat());
     daemon.cli(&["machine", "start", "two", "--wait"]).ok();
+    steps.done("a second boot of the editing machine");
     let sealed = seal(&["image", "seal", "debian", "--note", "edited"]);
+    steps.done("the sealed version");
     what_makes_a_machine_itself_is_in_no_sealed_version(daemon, &live, &sealed, &key);
+    steps.done("the sealed version has no identity");
     let size = |name: &str| sealed["version"][name].as_u64().expect("a size");
     assert!(size("stored_bytes") < size("size_bytes") / 10, "it cost as much as an import: {sealed}");
     daemon.cli(&["image", "promote", "debian@2", "test"]).ok();
@@ -145,6 +167,7 @@ fn what_one_edits_the_other_boots(daemon: &Daemon) {
     daemon.cli(&["machine", "start", "one"]).ok();
     let found = sh(daemon, "one", "cat /var/tmp/edited; hostname; test -e /var/tmp/random.bin || echo gone");
     assert_eq!(found, "early\nlate\ndesk-one\ngone");
+    steps.done("a boot of the sealed version");
     daemon.cli(&["machine", "stop", "one", "--force"]).ok();
     // The version that was made while the guest ran holds what it had written by then, in a sound file system.
     let diff = daemon.cli(&["image", "diff", "debian@2", "debian@3"]).ok();
