@@ -51,6 +51,16 @@ export function sizeText(count: number): string {
   return `${count / FACTORS[unit]!}${unit}`;
 }
 
+const SPANS: Record<string, number> = { "": 1, s: 1, m: 60, h: 3600, d: 86_400 };
+
+/** The seconds that `45s`, `30m` or `2h` means, as on the command line. */
+export function spanOf(text: string): number | null {
+  const [, digits, unit] = /^(\d+)([smhd]?)$/.exec(text.trim()) ?? [];
+  if (digits === undefined || unit === undefined) return null;
+  const count = Number(digits) * SPANS[unit]!;
+  return count > 0 && Number.isSafeInteger(count) ? count : null;
+}
+
 /** How long something took. */
 export const duration = (ms: number) => (ms < 60_000 ? seconds(ms) : `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s`);
 

@@ -85,6 +85,26 @@ fn roll(browser: &mut Browser, health: &str) {
     browser.wait("!document.querySelector('dialog')");
 }
 
+/// The machine's guest has no agent, so nobody says that its users have logged out.
+fn roll_waits_for_users(browser: &mut Browser, daemon: &Daemon) {
+    browser.press_enter_on("[data-action=roll]");
+    browser.fill("input[name=wait-idle]", "soon");
+    browser.wait(&shows("dialog", "the wait for users is a time such as 30m"));
+    assert_eq!(browser.value(&format!("document.querySelector({CONFIRM:?}).disabled")), true);
+    browser.fill("input[name=wait-idle]", "30m");
+    browser.fill("input[name=deadline]", "20m");
+    browser.wait(&shows("dialog", "--wait-idle 30m --deadline 20m --no-wait"));
+    browser.press_enter_on(CONFIRM);
+    browser.wait("!document.querySelector('dialog')");
+    // The deadline ends the wait before the half hour is over.
+    browser.wait(&shows(".task[data-state=running]", "class-01 (no answer; left at"));
+    browser.press_enter_on(".task[data-state=running] button[aria-label^='Cancel']");
+    wait_for_task(browser, "cancelled", "roll");
+    browser.press_enter_on(".task[data-state=cancelled] button");
+    browser.wait("!document.querySelector('.task[data-state=cancelled]')");
+    assert_eq!(daemon.machine("class-01")["version"], "tiny@1");
+}
+
 #[test]
 fn an_update_is_rolled_and_taken_back_in_the_browser() {
     let daemon = with_console(short_dir(), "127.0.0.1:0");
@@ -92,6 +112,7 @@ fn an_update_is_rolled_and_taken_back_in_the_browser() {
     browser.open(&link(&daemon, &[]));
     make_machines(&mut browser, &daemon);
     promote_a_second_version(&mut browser, &daemon);
+    roll_waits_for_users(&mut browser, &daemon);
 
     // This guest has no agent that would run the command, so the canary never is healthy.
     roll(&mut browser, "true");
@@ -115,7 +136,7 @@ fn an_update_is_rolled_and_taken_back_in_the_browser() {
     browser.type_text(" state:run");
     browser.wait("document.body.innerText.includes('is not possible')");
     browser.follow("#/tasks");
-    browser.wait("document.querySelectorAll('tr[data-task]').length === 6");
+    browser.wait("document.querySelectorAll('tr[data-task]').length === 7");
     browser.follow("#/history");
     browser.fill("#subject", "catalog class");
     browser.press("Enter");
