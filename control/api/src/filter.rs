@@ -469,6 +469,7 @@ mod tests {
                 host_name: name.to_owned(),
                 machine_id: String::new(),
                 ssh_host_key_public: String::new(),
+                address: None,
                 user_data: None,
                 personality: std::collections::BTreeMap::new(),
             },

@@ -30,6 +30,7 @@ pub mod connection;
 pub mod contents;
 pub mod event;
 pub mod filter;
+pub mod fixed_address;
 pub mod host;
 pub mod hours;
 pub mod image;
@@ -74,6 +75,7 @@ pub use contents::{
 };
 pub use event::{Change, Event, EventList, MAX_EVENTS};
 pub use filter::Filter;
+pub use fixed_address::FixedAddress;
 pub use host::{CreateJoinToken, DrainReport, Host, HostList, HostState, JoinToken, MovedMachine, SetHost};
 pub use hours::Hours;
 pub use image::{

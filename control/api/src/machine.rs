@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::cloud::CloudMachine;
+use crate::fixed_address::FixedAddress;
 use crate::platform::{Display, Firmware, Network};
 
 /// Where a machine's writes go.
@@ -319,6 +320,9 @@ pub struct Identity {
     pub machine_id: String,
     /// The public half of its SSH host key, as in `known_hosts`.
     pub ssh_host_key_public: String,
+    /// The fixed IP address of its network card. Absent: the guest asks a DHCP server, as it does without a bridge.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<FixedAddress>,
     /// Cloud-init user data (`#cloud-config ...`) from the machine's creation. Not in lists of machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_data: Option<String>,
@@ -584,6 +588,10 @@ pub struct CreateMachine {
     /// The MAC address of its network card. Required for a machine that boots from the network. Default of others: it is generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// The fixed IP address of its network card, which must be on a bridge and have no other machine's address. Default: its guest asks a
+    /// DHCP server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<FixedAddress>,
     /// Cloud-init user data.
     #[serde(default)]
     pub user_data: Option<String>,

@@ -2,9 +2,9 @@
 //! daemon checks the list again.
 //!
 //! ```text
-//!   name,mac
-//!   class-01,52:54:00:77:00:01
-//!   class-02,52:54:00:77:00:02
+//!   name,mac,address,gateway,dns
+//!   class-01,52:54:00:77:00:01,10.1.2.31/24,10.1.2.1,10.1.2.2 10.1.2.3
+//!   class-02,52:54:00:77:00:02,,,
 //! ```
 
 use std::collections::HashMap;
@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::fixed_address::{FixedAddress, parse_ip};
 use crate::name;
 use crate::problem::{Problem, ProblemKind};
 
@@ -29,6 +30,9 @@ pub struct ListedMachine {
     /// The MAC address of its network card. Absent: it is generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<String>,
+    /// Its fixed IP address. Absent: its guest asks a DHCP server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<FixedAddress>,
 }
 
 /// The columns of a file.
@@ -36,10 +40,18 @@ pub struct ListedMachine {
 enum Column {
     Name,
     Mac,
+    Address,
+    Gateway,
+    Dns,
 }
 
 fn wrong(line: u32, why: impl std::fmt::Display) -> Problem {
     Problem::new(ProblemKind::Invalid, format!("line {line}: {why}"))
+}
+
+/// The error of something in a line.
+fn in_line(line: u32, problem: Problem) -> Problem {
+    Problem { message: format!("line {line}: {}", problem.message), ..problem }
 }
 
 /// Reads the CSV file of a list. Its first line names the columns.
@@ -63,33 +75,53 @@ pub fn parse(text: &str) -> Result<Vec<ListedMachine>, Problem> {
             let (has, needs) = (values.len(), columns.len());
             return Err(wrong(line, format!("there are {has} values, and {needs} columns")));
         }
-        let mut machine = ListedMachine { line, name: String::new(), mac: None };
+        let mut machine = ListedMachine { line, name: String::new(), mac: None, address: None };
+        let (mut address, mut gateway, mut dns) = ("", "", "");
         for (column, value) in columns.iter().zip(values) {
             match column {
                 Column::Name => machine.name = value.to_owned(),
                 Column::Mac => machine.mac = Some(value.to_owned()).filter(|mac| !mac.is_empty()),
+                Column::Address => address = value,
+                Column::Gateway => gateway = value,
+                Column::Dns => dns = value,
             }
         }
+        machine.address = fixed_address(address, gateway, dns).map_err(|problem| in_line(line, problem))?;
         machines.push(machine);
     }
     check(machines)
 }
 
 /// The valid first lines.
-const COLUMNS: &str = "the first line must name the columns: 'name', or 'name,mac'";
+const COLUMNS: &str =
+    "the first line must name the columns: 'name', and any of 'mac', 'address', 'gateway', 'dns'";
 
 fn column(line: u32, title: &str) -> Result<Column, Problem> {
     match title.to_ascii_lowercase().as_str() {
         "name" => Ok(Column::Name),
         "mac" => Ok(Column::Mac),
-        "address" | "ip" => {
-            let advice =
-                "leave the column out; the DHCP server of the network gives an address to each MAC address";
-            Err(wrong(line, format!("a column '{title}' is not possible: guests ask a DHCP server"))
-                .advise(advice))
-        }
+        "address" => Ok(Column::Address),
+        "gateway" => Ok(Column::Gateway),
+        "dns" => Ok(Column::Dns),
         _ => Err(wrong(line, format!("there is no column '{}'", title.escape_debug())).advise(COLUMNS)),
     }
+}
+
+/// The fixed address of a line, or `None` if its values are empty.
+fn fixed_address(address: &str, gateway: &str, dns: &str) -> Result<Option<FixedAddress>, Problem> {
+    if address.is_empty() {
+        return match gateway.is_empty() && dns.is_empty() {
+            true => Ok(None),
+            false => {
+                let why = "there is a gateway or a DNS server, but no address";
+                Err(Problem::new(ProblemKind::Invalid, why))
+            }
+        };
+    }
+    let fixed = FixedAddress::parse(address)?;
+    let gateway = if gateway.is_empty() { None } else { Some(parse_ip(gateway)?) };
+    let dns = dns.split_whitespace().map(parse_ip).collect::<Result<Vec<_>, _>>()?;
+    Ok(Some(FixedAddress { gateway, dns, ..fixed }))
 }
 
 /// A value, without the quotes that a spreadsheet may write. No valid value has a quote or a comma.
@@ -114,13 +146,16 @@ pub fn check(mut machines: Vec<ListedMachine>) -> Result<Vec<ListedMachine>, Pro
     };
     for machine in &mut machines {
         let line = machine.line;
-        let at_line =
-            |problem: Problem| Problem { message: format!("line {line}: {}", problem.message), ..problem };
+        let at_line = |problem| in_line(line, problem);
         name::check_machine(&machine.name).map_err(at_line)?;
         twice(line, &machine.name)?;
         if let Some(mac) = &mut machine.mac {
             *mac = name::check_mac(mac).map_err(at_line)?;
             twice(line, mac)?;
+        }
+        if let Some(address) = &machine.address {
+            address.check().map_err(at_line)?;
+            twice(line, &address.ip.to_string())?;
         }
     }
     Ok(machines)
@@ -137,10 +172,17 @@ mod tests {
             line,
             name: name.to_owned(),
             mac: mac.map(str::to_owned),
+            address: None,
         };
         let expected = [listed(2, "class-01", Some("52:54:00:ab:cd:01")), listed(4, "class-02", None)];
         assert_eq!(parse(text).unwrap(), expected);
         assert_eq!(parse("name\na\n").unwrap(), [listed(2, "a", None)]);
+        let text =
+            "name,address,gateway,dns\na,10.1.2.31/24,10.1.2.1,\"10.1.2.2 9.9.9.9\"\nb,10.1.2.3/24,,\nc,,,\n";
+        let read = parse(text).unwrap();
+        let said: Vec<_> = read.iter().map(|it| it.address.as_ref().map(ToString::to_string)).collect();
+        let whole = "10.1.2.31/24, gateway 10.1.2.1, DNS 10.1.2.2 9.9.9.9".to_owned();
+        assert_eq!(said, [Some(whole), Some("10.1.2.3/24".to_owned()), None]);
     }
 
     #[test]
@@ -149,7 +191,7 @@ mod tests {
             ("", "line 1: the file is empty"),
             ("\n\nname,owner\n", "line 3: there is no column 'owner'"),
             ("name;mac\n", "line 1: there is no column 'name;mac'"),
-            ("name,address\n", "line 1: a column 'address' is not possible"),
+            ("name,ip\n", "line 1: there is no column 'ip'"),
             ("mac\n", "line 1: there is no column 'name'"),
             ("name,mac,NAME\n", "line 1: the column 'NAME' is there twice"),
             ("name,mac\n", "the list has no machine"),
@@ -161,6 +203,12 @@ mod tests {
                 "name,mac\na,52:54:00:00:00:01\nb,52-54-00-00-00-01\n",
                 "line 3: '52:54:00:00:00:01' is in line 2 too",
             ),
+            ("name,address\na,10.1.2.31\n", "line 2: '10.1.2.31' is not an IPv4 address with"),
+            ("name,address\na,10.1.2.255/24\n", "line 2: no machine can have the address 10.1.2.255/24"),
+            ("name,address\na,10.1.2.3/24\n\nb,10.1.2.3/16\n", "line 4: '10.1.2.3' is in line 2 too"),
+            ("name,gateway\na,10.1.2.1\n", "line 2: there is a gateway or a DNS server, but no address"),
+            ("name,address,gateway\na,10.1.2.3/24,x\n", "line 2: 'x' is not an IPv4 address"),
+            ("name,address,gateway\na,10.1.2.3/24,10.9.9.9\n", "line 2: the gateway 10.9.9.9 is not"),
         ] {
             let refused = parse(text).unwrap_err();
             assert_eq!(refused.kind, ProblemKind::Invalid, "{refused}");

@@ -1,6 +1,7 @@
 //! The traits of a database and its tables.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use async_trait::async_trait;
 use headwater_api::{Event, Filter, MachineSort, OnHostLoss, Position, PublishedImage};
@@ -90,6 +91,9 @@ pub trait MachineRepository: Send {
 
     /// The machine with this network address, in lower case with colons.
     async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError>;
+
+    /// The machine with this fixed IP address.
+    async fn by_ip(&mut self, ip: Ipv4Addr) -> Result<Option<MachineRecord>, DbError>;
 
     /// All machines, in natural order of names (`pc-2` before `pc-10`), without their user data, which may be large.
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError>;

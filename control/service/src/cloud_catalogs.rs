@@ -171,6 +171,7 @@ pub(crate) fn check_machine(catalog: &CatalogRecord, request: &CreateMachine) ->
         (request.host.is_some(), "--host"),
         (request.boot.is_some(), "--boot"),
         (request.mac.is_some(), "--mac"),
+        (request.address.is_some(), "a fixed IP address"),
         (request.cache.is_some_and(|cache| cache != catalog.cache), "a write cache"),
         (request.memory_bytes.is_some(), "--memory"),
         (request.cpus.is_some(), "--cpus"),

@@ -47,6 +47,7 @@ pub(crate) fn make(
             // disk is read.
             machine_id: uuid.simple().to_string(),
             ssh_host_key_public,
+            address: None,
             user_data,
             personality: std::collections::BTreeMap::new(),
         },

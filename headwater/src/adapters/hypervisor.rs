@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use headwater_api::platform::{self, Platform};
-use headwater_api::{DiskTransport, ProblemKind};
+use headwater_api::{DiskTransport, FixedAddress, ProblemKind};
 use headwater_qemu::{
-    Acceleration, Boot, BootSign, Disk, Display, Error, Exec, Exit, ExitReason, Firmware, Generalised, Guest,
-    GuestSpec, Identity, Lifetime, MacAddress, Network, OnReboot, RunFiles, SshHostKey, bridge, firmware,
-    probe_acceleration, seed, tpm,
+    Acceleration, Boot, BootSign, CardAddress, Disk, Display, Error, Exec, Exit, ExitReason, Firmware,
+    Generalised, Guest, GuestSpec, Identity, Lifetime, MacAddress, Network, OnReboot, RunFiles, SshHostKey,
+    bridge, firmware, probe_acceleration, seed, tpm,
 };
 use headwater_service::backend::{
     BackendError, ExecOutput, Hypervisor, LeftVm, Vm, VmExit, VmPlan, VmRequest,
@@ -212,6 +212,11 @@ fn network(platform: &Platform) -> Network {
     }
 }
 
+fn card_address(fixed: &FixedAddress) -> CardAddress {
+    let FixedAddress { ip, prefix, gateway, ref dns } = *fixed;
+    CardAddress { ip, prefix, gateway, dns: dns.clone() }
+}
+
 fn write_seed(
     request: &VmRequest,
     files: &RunFiles,
@@ -227,6 +232,7 @@ fn write_seed(
             private: request.ssh_host_key_private.reveal().to_owned(),
             public: format!("{}\n", request.identity.ssh_host_key_public),
         }],
+        address: request.identity.address.as_ref().map(card_address),
         user_data: request.identity.user_data.clone().map(String::into_bytes),
         personality: request.identity.personality.clone(),
     };

@@ -418,7 +418,7 @@ pub enum CatalogCommand {
         /// Create this many machines
         #[arg(long, value_name = "COUNT")]
         count: Option<u32>,
-        /// Create the machines of this CSV file, whose first line is 'name,mac' or 'name'
+        /// Create the machines of this CSV file, whose first line names its columns: 'name', and any of 'mac', 'address', 'gateway', 'dns'
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         machines: Option<PathBuf>,
         /// The names of machines that are created by number: '#' signs stand for the digits [default: NAME-##]
@@ -561,7 +561,7 @@ pub enum CatalogCommand {
         /// The new number of machines
         #[arg(required_unless_present = "machines", conflicts_with = "machines")]
         count: Option<u32>,
-        /// Add the machines of this CSV file, whose first line is 'name,mac' or 'name'
+        /// Add the machines of this CSV file, whose first line names its columns: 'name', and any of 'mac', 'address', 'gateway', 'dns'
         #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
         machines: Option<PathBuf>,
         /// Start the machines that are created, and with --machines those of the file that exist already

@@ -197,6 +197,7 @@ pub fn creation(name: String, boots: Boots, args: &MachineArgs) -> anyhow::Resul
         host_name: None,
         boot: None,
         mac: None,
+        address: None,
         user_data: user_data(args)?,
     })
 }
@@ -273,6 +274,14 @@ pub fn network_text(network: &Network) -> String {
     match network {
         Network::User => "user (out through the host)".to_owned(),
         Network::Bridge(name) => format!("a port of bridge {name}"),
+    }
+}
+
+/// The fixed IP address of a machine, or how its guest gets one, for people.
+fn address_text(machine: &Machine) -> String {
+    match (&machine.network, &machine.identity.address) {
+        (Network::Bridge(_), Some(address)) => address.to_string(),
+        _ => "from a DHCP server".to_owned(),
     }
 }
 
@@ -587,6 +596,7 @@ async fn show_one(client: &Client, name: &str, json: bool) -> anyhow::Result<()>
             ("TPM", tpm_text(machine.tpm)),
             ("display", display_text(&machine)),
             ("network", network_text(&machine.network)),
+            ("address", address_text(&machine)),
             ("scratch disk", scratch_text(machine.scratch_bytes)),
         ]);
     }

@@ -135,6 +135,8 @@ fn machines_of_a_file_have_its_names_and_addresses() {
         ),
         ("name,mac\npc-1,\npc-2,52:54:00:77:00:aa\n", 4, "line 3: machine 'lab' has the MAC address"),
         ("name\npc-1\nlab\n", 4, "line 3: a machine 'lab' exists"),
+        ("name,address\npc-1,\npc-2,10.1.2.255/24\n", 2, "line 3: no machine can have the address"),
+        ("name,address\npc-1,\npc-2,10.1.2.31/24\n", 2, "line 3 has an IP address, but"),
     ] {
         create(&file("bad.csv", text)).fails(code, &[why]);
         daemon.cli(&["catalog", "show", "class"]).fails(3, &["class"]);

@@ -68,7 +68,7 @@ pub use launch::{Lifetime, without_own_variables};
 pub use orphan::{Orphan, kill_machines, sweep_orphans};
 pub use probe::{Acceleration, Version, probe_acceleration};
 pub use qmp::{Event, Qmp};
-pub use seed::{Identity, SshHostKey};
+pub use seed::{CardAddress, Identity, SshHostKey};
 pub use spec::{
     Disk, DiskTransport, Display, Firmware, GuestSpec, MacAddress, Network, OnReboot, RunFiles,
     SCRATCH_SERIAL, check_size, disk_serial,

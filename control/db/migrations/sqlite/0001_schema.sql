@@ -123,6 +123,7 @@ CREATE TABLE schemes (
 -- for a machine in the cloud of `connection`, which no host runs; `cloud` has what it is there, as JSON.
 -- `scheme` is the version of the catalog's scheme whose settings a machine has.
 -- `kept` is the version below the persistent disk that a machine of another host has there.
+-- `address` is its fixed IP address with gateway and DNS servers, and `ip` the address alone.
 -- `fenced`: its node ends the machine when the node's lease is over. `to_start`: it was moved from a lost host, and is to be started.
 CREATE TABLE machines (
     uuid                 TEXT    NOT NULL PRIMARY KEY,
@@ -155,6 +156,8 @@ CREATE TABLE machines (
     machine_id           TEXT    NOT NULL,
     ssh_host_key_public  TEXT    NOT NULL,
     ssh_host_key_private BLOB NOT NULL,
+    ip                   TEXT,
+    address              TEXT,
     wanted               TEXT    NOT NULL,
     state                TEXT    NOT NULL,
     reason               TEXT,
@@ -170,6 +173,8 @@ CREATE TABLE machines (
 CREATE INDEX machines_by_state ON machines (state, name_key);
 
 CREATE INDEX machines_by_host ON machines (host);
+
+CREATE INDEX machines_by_ip ON machines (ip) WHERE ip IS NOT NULL;
 
 CREATE INDEX machines_by_catalog ON machines (catalog) WHERE catalog IS NOT NULL;
 

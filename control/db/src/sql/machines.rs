@@ -1,9 +1,12 @@
 //! The statements that read and change machines.
 
+use std::net::Ipv4Addr;
+
 use async_trait::async_trait;
 use headwater_api::name::natural_key;
 use headwater_api::{
-    BootFrom, CloudMachine, Filter, Identity, MachineSort, MachineState, OnHostLoss, Position, Wanted,
+    BootFrom, CloudMachine, Filter, FixedAddress, Identity, MachineSort, MachineState, OnHostLoss, Position,
+    Wanted,
 };
 use uuid::Uuid;
 
@@ -54,6 +57,10 @@ fn record(
     let cloud: Option<String> = row.get("cloud")?;
     let cloud =
         cloud.map(|text| CloudMachine::parse(&text).ok_or_else(|| unreadable("cloud", &text))).transpose()?;
+    let address: Option<String> = row.get("address")?;
+    let address = address
+        .map(|text| FixedAddress::from_text(&text).ok_or_else(|| unreadable("address", &text)))
+        .transpose()?;
     Ok(MachineRecord {
         uuid: row.uuid("uuid")?,
         name: row.get("name")?,
@@ -77,6 +84,7 @@ fn record(
             host_name: row.get("host_name")?,
             machine_id: row.get("machine_id")?,
             ssh_host_key_public: row.get("ssh_host_key_public")?,
+            address,
             user_data,
             personality: std::collections::BTreeMap::new(),
         },
@@ -120,7 +128,7 @@ impl MachineRepository for Machines<'_> {
     async fn add(&mut self, machine: &MachineRecord) -> Result<(), DbError> {
         let MachineRecord { cache, transport, memory_bytes, cpus, ref platform, .. } = *machine;
         let hardware = Hardware { cache, transport, memory_bytes, cpus, platform: platform.clone() };
-        let host_key = self.host_key(machine)?;
+        let (host_key, address) = (self.host_key(machine)?, machine.identity.address.as_ref());
         let insert = Insert::into("machines")
             .set("uuid", machine.uuid)
             .set("name", &machine.name)
@@ -138,6 +146,8 @@ impl MachineRepository for Machines<'_> {
             .set("machine_id", &machine.identity.machine_id)
             .set("ssh_host_key_public", &machine.identity.ssh_host_key_public)
             .set("ssh_host_key_private", host_key)
+            .set("ip", &address.map(|it| it.ip.to_string()))
+            .set("address", &address.map(FixedAddress::to_text))
             .set("wanted", machine.wanted.name())
             .set("state", machine.state.name())
             .set("reason", &machine.reason)
@@ -167,6 +177,10 @@ impl MachineRepository for Machines<'_> {
 
     async fn by_mac(&mut self, mac: &str) -> Result<Option<MachineRecord>, DbError> {
         self.one("mac = $1", mac).await
+    }
+
+    async fn by_ip(&mut self, ip: Ipv4Addr) -> Result<Option<MachineRecord>, DbError> {
+        self.one("ip = $1", ip.to_string()).await
     }
 
     async fn list(&mut self) -> Result<Vec<MachineRecord>, DbError> {

@@ -1,12 +1,13 @@
 //! The behaviour of every database, written against the traits: `tests/it.rs` runs it on SQLite and on PostgreSQL.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use headwater_api::platform::{Display, Firmware, Network, Platform};
 use headwater_api::{
-    BootFrom, CacheMode, CacheSettings, Change, DiskTransport, Filter, Hours, Identity, MachineSort,
-    MachineState, OnHostLoss, Position, ResetOn, Role, Scopes, TaskState, Wanted,
+    BootFrom, CacheMode, CacheSettings, Change, DiskTransport, Filter, FixedAddress, Hours, Identity,
+    MachineSort, MachineState, OnHostLoss, Position, ResetOn, Role, Scopes, TaskState, Wanted,
 };
 use headwater_db::repository::{EventWindow, KEPT_RUNS, KEPT_SESSIONS};
 use headwater_db::{
@@ -64,6 +65,7 @@ pub fn machine(name: &str) -> MachineRecord {
             host_name: name.to_owned(),
             machine_id: "00112233445566778899aabbccddeeff".to_owned(),
             ssh_host_key_public: "ssh-ed25519 AAAA".to_owned(),
+            address: None,
             user_data: Some("#cloud-config\n".to_owned()),
             personality: std::collections::BTreeMap::new(),
         },
@@ -111,6 +113,10 @@ pub async fn lists_are_ordered_as_people_count(db: &dyn Database) {
 /// A machine comes back as it was stored; absent is `None`; the list is ordered by name, and has no secrets.
 pub async fn machines_are_stored_whole(db: &dyn Database) {
     let (mut b, mut a) = (machine("b"), machine("a"));
+    let gateway = Some(Ipv4Addr::new(10, 1, 2, 1));
+    let address = FixedAddress { gateway, ..FixedAddress::parse("10.1.2.31/24").unwrap() };
+    let ip = address.ip;
+    b.identity.address = Some(address);
     let mut repo = db.write().await.unwrap();
     repo.machines().add(&b).await.unwrap();
     repo.machines().add(&a).await.unwrap();
@@ -123,6 +129,8 @@ pub async fn machines_are_stored_whole(db: &dyn Database) {
     assert_eq!(repo.machines().by_uuid(Uuid::nil()).await.unwrap(), None);
     assert_eq!(repo.machines().by_mac(&b.mac).await.unwrap().as_ref(), Some(&b));
     assert_eq!(repo.machines().by_mac("52:54:00:00:00:00").await.unwrap(), None);
+    assert_eq!(repo.machines().by_ip(ip).await.unwrap().as_ref(), Some(&b));
+    assert_eq!(repo.machines().by_ip(Ipv4Addr::new(10, 1, 2, 3)).await.unwrap(), None);
     for listed in [&mut a, &mut b] {
         listed.identity.user_data = None;
         listed.ssh_host_key_private = Secret::unread();

@@ -9,14 +9,16 @@
 //! 4. [`create`] retains the version and stores the record.
 //! 5. [`give_to_node`] sends the record to its node, if the machine is for another host.
 
+use std::net::Ipv4Addr;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use headwater_api::name::{self, ImageRef};
 use headwater_api::platform::{Firmware, Network, Platform};
 use headwater_api::{
-    BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, ImageVersion, Machine, MachineState,
-    Problem, ProblemKind, Wanted,
+    BootFrom, CacheMode, CacheSettings, CreateMachine, DiskTransport, FixedAddress, Identity, ImageVersion,
+    Machine, MachineState, Problem, ProblemKind, Wanted,
 };
 use headwater_db::{CatalogRecord, DbError, HostRecord, IN_A_CLOUD, MachineRecord};
 use uuid::Uuid;
@@ -55,6 +57,10 @@ enum Error {
     IsCatalog(String),
     #[error("cannot create machine '{machine}': machine '{other}' already has the MAC address {mac}")]
     MacTaken { machine: String, mac: String, other: String },
+    #[error("cannot create machine '{machine}': machine '{other}' already has the address {ip}")]
+    IpTaken { machine: String, ip: Ipv4Addr, other: String },
+    #[error("cannot create machine '{0}': a fixed address needs a network card on a bridge of a host")]
+    NoBridge(String),
     #[error("cannot create machine '{machine}' on host '{host}': {why}")]
     Host { machine: String, host: String, why: &'static str },
     #[error("cannot create machine '{machine}'")]
@@ -101,13 +107,16 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } => ProblemKind::Conflict,
+            Self::Exists(_) | Self::IsCatalog(_) | Self::MacTaken { .. } | Self::IpTaken { .. } => {
+                ProblemKind::Conflict
+            }
             Self::Host { why, .. } if *why == NO_SUCH_HOST => ProblemKind::NotFound,
             Self::Host { why, .. } if *why == IS_AWAY => ProblemKind::Unavailable,
             Self::Host { .. } | Self::NoRoom { .. } => ProblemKind::Conflict,
-            Self::ImageOrCatalog(_) | Self::PathTooLong { .. } | Self::NetworkBoot { .. } => {
-                ProblemKind::Invalid
-            }
+            Self::ImageOrCatalog(_)
+            | Self::PathTooLong { .. }
+            | Self::NetworkBoot { .. }
+            | Self::NoBridge(_) => ProblemKind::Invalid,
             Self::Backend { source, .. } => source.kind(),
             Self::Template { source, .. } => source.kind,
             Self::Identity { .. } => ProblemKind::Failed,
@@ -128,7 +137,10 @@ impl Explain for Error {
                 "stop machines, add a host ('headwater node token'), or choose a host with --host, whose memory is then not checked"
                     .to_owned(),
             ),
-            Self::MacTaken { .. } | Self::NetworkBoot { .. } => None,
+            Self::NoBridge(_) => Some(
+                "use --network bridge:NAME, or no fixed address: guests then ask a DHCP server".to_owned(),
+            ),
+            Self::MacTaken { .. } | Self::IpTaken { .. } | Self::NetworkBoot { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }
     }
@@ -152,7 +164,7 @@ impl Explain for Error {
         (status = 201, body = Machine),
         (status = 400, description = "The name is not valid, or the host cannot provide the settings", body = Problem),
         (status = 404, description = "No such image, version, catalog or host", body = Problem),
-        (status = 409, description = "A machine or catalog of that name exists, another machine has the MAC address, or the host is cordoned or lacks memory", body = Problem),
+        (status = 409, description = "A machine or catalog of that name exists, another machine has the MAC or IP address, or the host is cordoned or lacks memory", body = Problem),
         (status = 503, description = "The node of the host is not connected", body = Problem),
     ),
 )]
@@ -168,7 +180,8 @@ pub(super) async fn create_machine(
         (None, None) => {}
     }
     let is_on_a_bridge = matches!(request.network, Some(Network::Bridge(_)));
-    if is_on_a_bridge || request.host.is_some() || request.mac.is_some() {
+    let has_address = request.mac.is_some() || request.address.is_some();
+    if is_on_a_bridge || request.host.is_some() || has_address {
         // Networks, hosts and network cards belong to the whole fleet, so a token with a scope may not choose them.
         caller.must_have_everything().map_err(Failure)?;
     }
@@ -293,6 +306,7 @@ fn plan_of(machine: &AssignedMachine) -> Plan {
         boot: BootFrom::Vm,
         host: None,
         mac: None,
+        address: None,
         image: machine.pin.clone().unwrap_or_else(|| machine.image.clone()),
         catalog: None,
         cache: machine.cache,
@@ -339,6 +353,11 @@ async fn create(service: &Service, caller: &Caller, plan: Plan) -> Result<Machin
         let (machine, mac) = (name, record.mac);
         return Err(Error::MacTaken { machine, mac, other: other.name }.into());
     }
+    if let Some(address) = &record.identity.address
+        && let Some(other) = repo.machines().by_ip(address.ip).await.map_err(failed)?
+    {
+        return Err(Error::IpTaken { machine: name, ip: address.ip, other: other.name }.into());
+    }
     let mut identities = 1;
     while let Err(e) = repo.machines().add(&record).await {
         let is_made = record.boot == BootFrom::Vm;
@@ -363,6 +382,7 @@ struct Plan {
     /// The host of the machine; `None`: this host. [`IN_A_CLOUD`]: no host runs it.
     host: Option<Uuid>,
     mac: Option<String>,
+    address: Option<FixedAddress>,
     image: String,
     catalog: Option<CatalogRecord>,
     cache: CacheSettings,
@@ -432,6 +452,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         boot,
         host,
         mac: request.mac.as_deref().map(name::check_mac).transpose().map_err(Failure)?,
+        address: request.address,
         image,
         cache,
         transport: request.transport.or(of.map(|it| it.transport)).unwrap_or_default(),
@@ -453,6 +474,7 @@ async fn settle(service: &Service, request: CreateMachine) -> Result<Plan, Failu
         catalog,
     };
     check_network_boot(&plan)?;
+    check_address(&plan)?;
     Ok(plan)
 }
 
@@ -514,6 +536,17 @@ fn check_network_boot(plan: &Plan) -> Result<(), Error> {
         _ => return Ok(()),
     };
     Err(Error::NetworkBoot { machine: plan.name.clone(), why })
+}
+
+/// Fails for a fixed address that is not valid, and for one of a machine that is not on a bridge.
+fn check_address(plan: &Plan) -> Result<(), Failure> {
+    let Some(address) = &plan.address else { return Ok(()) };
+    let tried = |problem: Problem| Failure(problem.during(format!("cannot create machine '{}'", plan.name)));
+    address.check().map_err(tried)?;
+    match plan.platform.network {
+        Network::Bridge(_) => Ok(()),
+        Network::User => Err(Error::NoBridge(plan.name.clone()).into()),
+    }
 }
 
 /// Chooses UEFI if the image boots only with UEFI, and neither the request nor a catalog sets the firmware.
@@ -620,7 +653,7 @@ fn give_another_identity(
     let new = identity(service, names, record.catalog.as_deref(), mac, user_data)?;
     record.uuid = new.uuid;
     record.mac = new.mac;
-    record.identity = new.identity;
+    record.identity = Identity { address: record.identity.address.take(), ..new.identity };
     record.ssh_host_key_private = new.ssh_host_key_private;
     Ok(())
 }
@@ -656,7 +689,7 @@ fn record(service: &Service, plan: Plan) -> Result<MachineRecord, Error> {
         memory_bytes: plan.memory_bytes,
         cpus: plan.cpus,
         platform: plan.platform,
-        identity: new.identity,
+        identity: Identity { address: plan.address, ..new.identity },
         ssh_host_key_private: new.ssh_host_key_private,
         wanted: Wanted::Stopped,
         state: MachineState::Created,

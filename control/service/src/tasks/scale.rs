@@ -10,8 +10,10 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use headwater_api::name::NameRule;
+use headwater_api::platform::Network;
 use headwater_api::{
-    CreateMachine, ListedMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult, machine_list,
+    CreateMachine, FixedAddress, ListedMachine, Problem, ProblemKind, ScaleReport, ScaleRequest, TaskResult,
+    machine_list,
 };
 use headwater_db::{DbError, MachineRecord, Purpose, Repository};
 use serde::{Deserialize, Serialize};
@@ -92,6 +94,10 @@ enum Error {
     CountOrList(String),
     #[error("cannot add machines to catalog '{catalog}': line {line}: {why}")]
     Listed { catalog: String, line: u32, why: String },
+    #[error(
+        "cannot add machines to catalog '{catalog}': line {line} has an IP address, but the machines of the catalog are not on a bridge"
+    )]
+    NoBridge { catalog: String, line: u32 },
     #[error(transparent)]
     Db(#[from] DbError),
 }
@@ -99,7 +105,7 @@ enum Error {
 impl Explain for Error {
     fn kind(&self) -> ProblemKind {
         match self {
-            Self::TooMany { .. } | Self::CountOrList(_) => ProblemKind::Invalid,
+            Self::TooMany { .. } | Self::CountOrList(_) | Self::NoBridge { .. } => ProblemKind::Invalid,
             Self::Kept { .. } | Self::Busy { .. } | Self::NoRoom { .. } | Self::Listed { .. } => {
                 ProblemKind::Conflict
             }
@@ -111,6 +117,10 @@ impl Explain for Error {
         match self {
             Self::TooMany { .. } | Self::CountOrList(_) => None,
             Self::Listed { .. } => Some("nothing was created: change the line".to_owned()),
+            Self::NoBridge { .. } => Some(
+                "use a catalog with --network bridge:NAME, or leave out the columns 'address', 'gateway' and 'dns'"
+                    .to_owned(),
+            ),
             Self::Kept { .. } => Some(
                 "--force also removes claimed and pinned machines, and machines with a persistent disk together with the disk; machines with a maintenance session always stay"
                     .to_owned(),
@@ -147,6 +157,12 @@ pub(crate) async fn begin(
     }
     if request.machines.iter().any(|listed| listed.mac.is_some()) {
         not_in_cloud(&record, "add machines to", "a MAC address")?;
+    }
+    if let Some(listed) = request.machines.iter().find(|listed| listed.address.is_some()) {
+        not_in_cloud(&record, "add machines to", "a fixed IP address")?;
+        if record.platform.network == Network::User {
+            return Err(Error::NoBridge { catalog, line: listed.line }.into());
+        }
     }
     if let Some(task) = service.task_that_changes(&catalog).await? {
         return Err(Error::Busy { catalog, task }.into());
@@ -195,7 +211,7 @@ async fn check_list(
     let mut existing = Vec::new();
     let mut repo = service.db().read().await?;
     for listed in machines {
-        let ListedMachine { line, name, mac } = listed;
+        let ListedMachine { line, name, mac, address } = listed;
         if let Some(machine) = repo.machines().by_name(name).await? {
             if !is_it(&machine, catalog, listed) {
                 return taken(*line, format!("a machine '{name}' exists"));
@@ -206,9 +222,15 @@ async fn check_list(
         if repo.catalogs().by_name(name).await?.is_some() {
             return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' takes both"));
         }
-        let Some(mac) = mac else { continue };
-        if let Some(other) = repo.machines().by_mac(mac).await? {
+        if let Some(mac) = mac
+            && let Some(other) = repo.machines().by_mac(mac).await?
+        {
             return taken(*line, format!("machine '{}' has the MAC address {mac}", other.name));
+        }
+        if let Some(FixedAddress { ip, .. }) = address
+            && let Some(other) = repo.machines().by_ip(*ip).await?
+        {
+            return taken(*line, format!("machine '{}' has the address {ip}", other.name));
         }
     }
     Ok(existing)
@@ -216,7 +238,10 @@ async fn check_list(
 
 /// Whether a machine is that of a list.
 fn is_it(machine: &MachineRecord, catalog: &str, listed: &ListedMachine) -> bool {
-    machine.catalog.as_deref() == Some(catalog) && listed.mac.as_ref().is_none_or(|mac| *mac == machine.mac)
+    let address = machine.identity.address.as_ref();
+    machine.catalog.as_deref() == Some(catalog)
+        && listed.mac.as_ref().is_none_or(|mac| *mac == machine.mac)
+        && (listed.address.is_none() || listed.address.as_ref() == address)
 }
 
 /// Fails if machines are to be started, and the hosts do not have room for all of them.
@@ -352,7 +377,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
         })?;
     }
     let name = rule.name(*from);
-    let request = creation(catalog, &name, None);
+    let request = creation(catalog, &name);
     let Err(failure) = create_machine::make(service, caller, request).await else { return Ok(name) };
     Err(if is_taken(&name).await? { Added::NameTaken(failure.0) } else { Added::Failed(failure.0) })
 }
@@ -370,7 +395,8 @@ async fn add_listed(
     if found.is_some_and(|machine| is_it(&machine, catalog, listed)) {
         return Ok(());
     }
-    let request = creation(catalog, &listed.name, listed.mac.clone());
+    let ListedMachine { name, mac, address, .. } = listed.clone();
+    let request = CreateMachine { mac, address, ..creation(catalog, &name) };
     match create_machine::make(service, caller, request).await {
         Ok(_) => Ok(()),
         Err(failure) => Err(failure.0),
@@ -378,7 +404,7 @@ async fn add_listed(
 }
 
 /// The request for a machine with all settings of its catalog.
-fn creation(catalog: &str, name: &str, mac: Option<String>) -> CreateMachine {
+fn creation(catalog: &str, name: &str) -> CreateMachine {
     CreateMachine {
         name: name.to_owned(),
         image: None,
@@ -397,7 +423,8 @@ fn creation(catalog: &str, name: &str, mac: Option<String>) -> CreateMachine {
         host_name: None,
         user_data: None,
         boot: None,
-        mac,
+        mac: None,
+        address: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The identity of a machine, as its guest sees it.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -48,6 +49,19 @@ impl std::fmt::Debug for SshHostKey {
     }
 }
 
+/// A fixed IPv4 address of the network card.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CardAddress {
+    /// The address.
+    pub ip: Ipv4Addr,
+    /// The length of the network's prefix.
+    pub prefix: u8,
+    /// The router of the network.
+    pub gateway: Option<Ipv4Addr>,
+    /// The DNS servers.
+    pub dns: Vec<Ipv4Addr>,
+}
+
 /// The identity that the seed disk gives to a guest.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
@@ -59,6 +73,8 @@ pub struct Identity {
     pub machine_id: String,
     /// At most one of each type.
     pub ssh_host_keys: Vec<SshHostKey>,
+    /// The address of its network card, if the card is on a bridge. `None`: the guest asks a DHCP server.
+    pub address: Option<CardAddress>,
     /// The user data: a script (`#!`) or any other format that cloud-init accepts.
     pub user_data: Option<Vec<u8>>,
     /// Strings for programs in the guest, by name. No name has `=`, and none has a line break.
@@ -89,6 +105,7 @@ impl Identity {
             instance_id: uuid.to_string(),
             machine_id: uuid.simple().to_string(),
             ssh_host_keys: Vec::new(),
+            address: None,
             user_data: None,
             personality: BTreeMap::new(),
         }

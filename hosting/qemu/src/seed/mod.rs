@@ -8,7 +8,8 @@
 //! | `meta-data` | cloud-init | instance id, host name, personality strings |
 //! | `vendor-data` | cloud-init | `#cloud-config` with the machine-id and the SSH host keys |
 //! | `user-data` | cloud-init and others | the user's data, byte for byte; else an empty `#cloud-config` |
-//! | `network-config` | cloud-init | DHCP on the card with the machine's address, if it has one |
+//! | `network-config` | cloud-init | DHCP or the fixed IP address on the card with the machine's MAC address, if it has a card |
+//! | `card.network` | others | the fixed IP address, if there is one, as a file of systemd-networkd |
 //! | `hostname`, `machine-id` | others | one line each |
 //! | `personality` | others | the personality strings, if there are any: a line `NAME=VALUE` for each |
 //! | `ssh_host_TYPE_key`, `.pub` | others | the SSH host keys |
@@ -23,7 +24,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-pub use identity::{Identity, MAX_USER_DATA_BYTES, SshHostKey};
+pub use identity::{CardAddress, Identity, MAX_USER_DATA_BYTES, SshHostKey};
 
 use crate::error::{Error, Result};
 use crate::spec::{MacAddress, Network};
@@ -78,15 +79,41 @@ fn files(identity: &Identity, network: &Network, mac: MacAddress) -> Vec<(String
         files.push(text("personality", lines.collect()));
     }
     if *network != Network::None {
-        let card = json!({ "match": { "macaddress": mac.to_string() }, "dhcp4": true });
-        let config = json!({ "version": 2, "ethernets": { "net0": card } });
+        // QEMU's own network has addresses of its own.
+        let address = identity.address.as_ref().filter(|_| matches!(network, Network::Bridge(_)));
+        let card = address.map_or_else(|| json!({ "dhcp4": true }), card_config);
+        let mut config = json!({ "version": 2, "ethernets": { "net0": card } });
+        config["ethernets"]["net0"]["match"] = json!({ "macaddress": mac.to_string() });
         files.push(text("network-config", format!("{config}\n")));
+        files.extend(address.map(|address| text("card.network", networkd_file(address, mac))));
     }
     for key in &identity.ssh_host_keys {
         files.push(text(&format!("ssh_host_{}_key", key.kind), key.private.clone()));
         files.push(text(&format!("ssh_host_{}_key.pub", key.kind), key.public.clone()));
     }
     files
+}
+
+/// A fixed address as cloud-init and netplan read it.
+fn card_config(address: &CardAddress) -> Value {
+    let CardAddress { ip, prefix, gateway, dns } = address;
+    let mut card = json!({ "dhcp4": false, "addresses": [format!("{ip}/{prefix}")] });
+    if let Some(gateway) = gateway {
+        // Old versions of cloud-init do not know `default`.
+        card["routes"] = json!([{ "to": "0.0.0.0/0", "via": gateway }]);
+    }
+    if !dns.is_empty() {
+        card["nameservers"] = json!({ "addresses": dns });
+    }
+    card
+}
+
+/// A fixed address as systemd-networkd reads it.
+fn networkd_file(address: &CardAddress, mac: MacAddress) -> String {
+    let CardAddress { ip, prefix, gateway, dns } = address;
+    let gateway = gateway.iter().map(|gateway| format!("Gateway={gateway}\n"));
+    let more: String = gateway.chain(dns.iter().map(|dns| format!("DNS={dns}\n"))).collect();
+    format!("[Match]\nMACAddress={mac}\n\n[Network]\nAddress={ip}/{prefix}\n{more}")
 }
 
 fn vendor_data(identity: &Identity) -> Value {

@@ -1,8 +1,9 @@
 //! Tests the seed disk by reading it with other programs (mtools, fsck, cloud-init's formats).
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
-use headwater_qemu::{Identity, MacAddress, Network, SshHostKey, seed};
+use headwater_qemu::{CardAddress, Identity, MacAddress, Network, SshHostKey, seed};
 use headwater_testkit::run;
 use uuid::Uuid;
 
@@ -47,6 +48,41 @@ fn the_disk_is_sound_and_holds_the_identity() {
     let key = file(&disk, "ssh_host_ed25519_key");
     assert_eq!(vendor["ssh_keys"]["ed25519_private"], *key);
     assert_eq!(vendor["ssh_keys"]["ed25519_public"], *file(&disk, "ssh_host_ed25519_key.pub"));
+}
+
+#[test]
+fn a_fixed_address_is_only_for_a_card_on_a_bridge() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("seed.img");
+    let mut identity = Identity::new("lab-1", UUID);
+    let dns = vec![Ipv4Addr::new(10, 1, 2, 2), Ipv4Addr::new(9, 9, 9, 9)];
+    let ip = Ipv4Addr::new(10, 1, 2, 31);
+    identity.address = Some(CardAddress { ip, prefix: 24, gateway: Some(Ipv4Addr::new(10, 1, 2, 1)), dns });
+    let card = |disk: &Path| {
+        let config: serde_json::Value = serde_json::from_str(&file(disk, "network-config")).unwrap();
+        assert_eq!(config["version"], 2);
+        config["ethernets"]["net0"].clone()
+    };
+    let bridge = Network::Bridge("br0".to_owned());
+    seed::write(&disk, &identity, &bridge, MAC).unwrap();
+    let expected = serde_json::json!({
+        "match": { "macaddress": "52:54:00:01:02:03" },
+        "dhcp4": false,
+        "addresses": ["10.1.2.31/24"],
+        "routes": [{ "to": "0.0.0.0/0", "via": "10.1.2.1" }],
+        "nameservers": { "addresses": ["10.1.2.2", "9.9.9.9"] },
+    });
+    assert_eq!(card(&disk), expected);
+    assert_eq!(
+        file(&disk, "card.network"),
+        "[Match]\nMACAddress=52:54:00:01:02:03\n\n[Network]\nAddress=10.1.2.31/24\nGateway=10.1.2.1\nDNS=10.1.2.2\nDNS=9.9.9.9\n"
+    );
+    let by_dhcp = serde_json::json!({ "match": { "macaddress": "52:54:00:01:02:03" }, "dhcp4": true });
+    seed::write(&disk, &identity, &Network::User, MAC).unwrap();
+    assert_eq!(card(&disk), by_dhcp);
+    identity.address = None;
+    seed::write(&disk, &identity, &bridge, MAC).unwrap();
+    assert_eq!(card(&disk), by_dhcp);
 }
 
 #[test]

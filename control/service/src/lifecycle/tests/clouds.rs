@@ -60,6 +60,7 @@ async fn a_list_with_an_address_for_a_cloud_makes_no_machine() {
         line,
         name: name.to_owned(),
         mac: mac.map(str::to_owned),
+        address: None,
     };
     let machines = vec![listed(2, "d-1", None), listed(3, "d-2", Some("52:54:00:77:00:01"))];
     let request = ScaleRequest { machines, ..ScaleRequest::default() };

@@ -56,6 +56,28 @@ async fn a_machine_gets_another_host_key_when_no_disk_has_the_old_one() {
 }
 
 #[tokio::test]
+async fn a_fixed_address_is_given_once_and_only_on_a_bridge() {
+    let fixture = Fixture::new().await;
+    let api = Api::serve(&fixture).await;
+    let make = async |name: &str, network: &str, ip: &str| {
+        let address = format!(r#"{{"ip":"{ip}","prefix":24,"gateway":"10.1.2.1"}}"#);
+        let which = format!(r#""name":"{name}","image":"image","network":"{network}""#);
+        api.ask("POST", "machines", &format!(r#"{{{which},"address":{address}}}"#)).await
+    };
+    let (status, answer) = make("one", "user", "10.1.2.31").await;
+    assert!(status == 400 && answer.contains("needs a network card on a bridge"), "{answer}");
+    let (status, answer) = make("one", "bridge:br0", "10.1.2.255").await;
+    assert!(status == 400 && answer.contains("no machine can have the address 10.1.2.255/24"), "{answer}");
+    let (status, answer) = make("one", "bridge:br0", "10.1.2.31").await;
+    assert_eq!(status, 201, "{answer}");
+    let one = fixture.service.record("one").await.unwrap();
+    assert_eq!(one.identity.address.unwrap().to_string(), "10.1.2.31/24, gateway 10.1.2.1");
+    let (status, answer) = make("two", "bridge:br0", "10.1.2.31").await;
+    assert!(status == 409 && answer.contains("machine 'one' already has the address 10.1.2.31"), "{answer}");
+    assert!(fixture.service.record("two").await.is_err());
+}
+
+#[tokio::test]
 async fn a_mac_that_another_machine_has_is_not_a_name_that_is_taken() {
     let mut fixture = Fixture::new().await;
     fixture.service = Service::new(Parts {
