@@ -38,12 +38,17 @@ fn state(daemon: &Daemon, machine: &str) -> String {
 /// Begins a start, and returns when Azure creates the machine and does not answer.
 fn begin_start(azure: &Azure, daemon: &Daemon, machine: &str) {
     azure.hang_at("PUT", "/virtualMachines/", ArmFault::KillAfter);
-    let mut command = headwater();
-    command.arg("--data-dir").arg(daemon.path()).args(["machine", "start", machine]);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     // It ends with its daemon, or with a forced stop.
-    std::thread::spawn(move || command.status());
+    begin(daemon, &["machine", "start", machine]);
     azure.wait_for_kill();
+}
+
+/// Begins a command, and leaves it alone.
+fn begin(daemon: &Daemon, args: &[&str]) {
+    let mut command = headwater();
+    command.arg("--data-dir").arg(daemon.path()).args(args);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    std::thread::spawn(move || command.status());
 }
 
 impl Azure {
@@ -131,6 +136,31 @@ fn a_catalog_lives_in_azure_though_the_daemon_is_killed() {
     daemon.cli(&["image", "unpublish", "debian@1", "--connection", "prod"]).ok();
     daemon.cli(&["connection", "remove", "prod"]).ok();
     assert_eq!(azure.resources(), Vec::<String>::new());
+}
+
+#[test]
+fn a_scale_removes_machines_together_and_names_those_that_stay() {
+    let (azure, daemon) = published();
+    daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
+    create(&daemon, "class", "debian@1", D8, &["--count", "3"]).ok();
+    daemon.cli(&["machine", "start", "--catalog", "class"]).ok();
+
+    let right = ArmFault::Refused(403, "AuthorizationFailed", "the identity has no right to do this");
+    azure.hang_at("DELETE", "/virtualMachines/", right);
+    azure.hang_at("DELETE", "/virtualMachines/", right);
+    let refused = daemon.cli(&["catalog", "scale", "class", "1"]);
+    assert!(refused.code != 0 && refused.err.contains("AuthorizationFailed"), "{refused:?}");
+    assert!(refused.err.contains("class-02") && refused.err.contains("class-03"), "{refused:?}");
+    assert_eq!(azure.vms().len(), 3);
+
+    // Azure does not answer for one machine, and the others are removed meanwhile.
+    azure.hang_at("DELETE", "/virtualMachines/", ArmFault::KillBefore);
+    begin(&daemon, &["catalog", "scale", "class", "0"]);
+    azure.wait_for_kill();
+    wait_until("the others are removed", || azure.all("/networkInterfaces/").len() == 1);
+    let daemon = Daemon::start_in(daemon.kill(), |_| {});
+    wait_until("the task has removed the last", || daemon.cli(&["catalog", "remove", "class"]).code == 0);
+    assert_eq!((azure.vms().len(), azure.all("/networkInterfaces/").len()), (0, 0));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use headwater_api::name::NameRule;
 use headwater_api::platform::Network;
@@ -36,6 +37,9 @@ const COUNT_MAX: u32 = 10_000;
 
 /// How many machines in a cloud are started at the same time. The replicas of their image may permit fewer.
 const CLOUD_STARTS_AT_A_TIME: usize = 100;
+
+/// How many machines in a cloud are removed at the same time. It is also how many failures a task names at most.
+const CLOUD_REMOVALS_AT_A_TIME: usize = 50;
 
 /// After how many machines of a list the plan is saved: it has the whole list.
 const SAVED_EVERY: usize = 100;
@@ -308,13 +312,13 @@ pub(super) async fn go_on(
         } else if members.len() > target {
             let free =
                 removable(&service, &catalog, &members, &plan.request).await.map_err(|e| problem(&e))?;
-            let Some(next) = free.into_iter().next() else { continue };
-            match service.remove(&next, true, &caller).await {
-                // Somebody else has removed it.
-                Err(LifecycleError::Unknown(_)) => continue,
-                removed => removed.map_err(|e| problem(&e))?,
-            }
-            plan.report.removed.push(next);
+            let is_in_cloud = members.iter().any(|member| member.connection.is_some());
+            let at_a_time = if is_in_cloud { CLOUD_REMOVALS_AT_A_TIME } else { 1 };
+            let next = free.into_iter().take(at_a_time).collect();
+            let removed = remove_all(&service, &caller, next, &mut plan.report.removed).await;
+            service.save_plan(id, &plan, &control).await?;
+            removed?;
+            continue;
         } else {
             if plan.request.start {
                 let names = [plan.existing.clone(), plan.report.created.clone()].concat();
@@ -326,6 +330,38 @@ pub(super) async fn go_on(
         // A machine of a list that was made since is found again by its name.
         if plan.request.count.is_some() || plan.report.created.len().is_multiple_of(SAVED_EVERY) {
             service.save_plan(id, &plan, &control).await?;
+        }
+    }
+}
+
+/// Removes machines at the same time, and adds them to `removed`. An error names each machine that it could not remove.
+async fn remove_all(
+    service: &Service,
+    caller: &Caller,
+    names: Vec<String>,
+    removed: &mut Vec<String>,
+) -> Result<(), Problem> {
+    let removals = names.into_iter().map(|name| async move {
+        let ended = service.remove(&name, true, caller).await;
+        (name, ended)
+    });
+    let mut failed = Vec::new();
+    for (name, ended) in join_all(removals).await {
+        match ended {
+            Ok(()) => removed.push(name),
+            // Somebody else has removed it.
+            Err(LifecycleError::Unknown(_)) => {}
+            Err(error) => failed.push(problem(&error)),
+        }
+    }
+    match failed.as_slice() {
+        [] => Ok(()),
+        [only] => Err(only.clone()),
+        [first, ..] => {
+            let all = failed.iter().map(|problem| [&[problem.message.clone()][..], &problem.causes].concat());
+            let all: Vec<_> = all.map(|parts| parts.join(": ")).collect();
+            let joined = Problem::new(first.kind, all.join("; "));
+            Err(Problem { advice: first.advice.clone(), ..joined })
         }
     }
 }
