@@ -50,6 +50,10 @@ pub enum ConnectionCommand {
         /// The connection
         #[arg(add = complete::connections())]
         connection: String,
+        /// Also remove its catalogs with their machines, and its published versions, from the database; their resources
+        /// in Azure stay, and cost. For a subscription, a resource group or an identity that is gone
+        #[arg(long)]
+        forget: bool,
     },
 }
 

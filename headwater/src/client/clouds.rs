@@ -31,9 +31,10 @@ impl Client {
         json(self.send(Method::PATCH, &path, Some(serde_json::to_vec(request)?)).await?).await
     }
 
-    /// Removes a connection.
-    pub async fn remove_connection(&self, name: &str) -> anyhow::Result<()> {
-        self.send(Method::DELETE, &format!("/api/v1/connections/{}", escape(name)), None).await.map(drop)
+    /// Removes a connection; with `forget` also all that the database has of it.
+    pub async fn remove_connection(&self, name: &str, forget: bool) -> anyhow::Result<()> {
+        let path = format!("/api/v1/connections/{}?forget={forget}", escape(name));
+        self.send(Method::DELETE, &path, None).await.map(drop)
     }
 
     /// Tries a connection.

@@ -72,10 +72,15 @@ pub async fn run(client: Client, command: ConnectionCommand, json: bool) -> anyh
                 return Err(Problem::new(ProblemKind::Failed, why).into());
             }
         }
-        ConnectionCommand::Remove { connection } => {
-            client.remove_connection(&connection).await?;
-            let text = format!("removed connection {connection}");
-            if json { show::removed(&[connection])? } else { show::line(&text)? }
+        ConnectionCommand::Remove { connection, forget } => {
+            let there = if forget { Some(client.connection(&connection).await?) } else { None };
+            client.remove_connection(&connection, forget).await?;
+            if json {
+                show::removed(&[connection])?;
+            } else {
+                show::line(&format!("removed connection {connection}"))?;
+                there.iter().try_for_each(show_forgotten)?;
+            }
         }
     }
     Ok(0)
@@ -148,6 +153,20 @@ fn show_one(connection: &Connection) -> anyhow::Result<()> {
     }
     let (added, by) = (show::time(connection.created_at_ms), &connection.created_by);
     show::line(&format!("{:<13} {added} by {by}", "added"))
+}
+
+/// Says what may be left in Azure.
+fn show_forgotten(connection: &Connection) -> anyhow::Result<()> {
+    let Connection { group, subscription, .. } = connection;
+    show::line(
+        "its catalogs, their machines and its published versions were removed here; Azure was not asked",
+    )?;
+    show::line(&format!(
+        "what is left in resource group {} of subscription {} has the tag headwater-owner, and costs until you \
+         delete it",
+        show::printable(group),
+        show::printable(subscription)
+    ))
 }
 
 fn show_check(check: &ConnectionCheck) -> anyhow::Result<()> {

@@ -164,6 +164,42 @@ fn a_scale_removes_machines_together_and_names_those_that_stay() {
 }
 
 #[test]
+fn a_connection_whose_identity_is_gone_is_forgotten() {
+    let (azure, daemon) = published();
+    daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
+    create(&daemon, "class", "debian@1", D8, &["--count", "2"]).ok();
+    daemon.cli(&["machine", "start", "--catalog", "class"]).ok();
+    // Azure never answers for one machine, and refuses to do anything for the other.
+    azure.hang_at("DELETE", "/virtualMachines/", ArmFault::KillBefore);
+    begin(&daemon, &["machine", "stop", "class-02"]);
+    azure.wait_for_kill();
+    azure.server.management().is_login_refused = true;
+    set_secret(&daemon, "prod", "wrong").ok();
+    let refused = daemon.cli(&["machine", "stop", "class-01"]);
+    assert!(refused.code != 0 && refused.err.contains("its secret is wrong"), "{refused:?}");
+
+    daemon.cli(&["connection", "remove", "prod"]).fails(4, &["class", "connection remove prod --forget"]);
+    let there = azure.resources();
+    let said = daemon.cli(&["connection", "remove", "prod", "--forget"]).ok();
+    assert!(said.contains("resource group lab") && said.contains("headwater-owner"), "{said}");
+    for (args, list) in [
+        (&["connection", "list"][..], "connections"),
+        (&["catalog", "list"], "catalogs"),
+        (&["machine", "list"], "machines"),
+        (&["image", "published"], "published"),
+    ] {
+        assert_eq!(json_of(&daemon, args)[list], json!([]));
+    }
+    assert_eq!(azure.resources(), there);
+    let owner = std::fs::read_to_string(daemon.path().join("daemon.id")).unwrap();
+    let told = daemon.cli(&["events"]).ok();
+    for part in ["forgotten", owner.trim(), "machine class-02", "catalog class"] {
+        assert!(told.contains(part), "{part}: {told}");
+    }
+    daemon.cli(&["connection", "remove", "prod", "--forget"]).fails(3, &["there is no connection 'prod'"]);
+}
+
+#[test]
 fn a_reset_that_azure_refuses_leaves_the_machine_on() {
     let (azure, daemon) = published();
     daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();

@@ -24,7 +24,7 @@ pub(crate) struct ForcedStops(watch::Sender<HashMap<Uuid, usize>>);
 
 impl Service {
     /// Waits for the machine's lock for a forced stop: the present holder stops waiting for the store.
-    pub(super) async fn lock_by_force(&self, machine: Uuid) -> OwnedMutexGuard<()> {
+    pub(crate) async fn lock_by_force(&self, machine: Uuid) -> OwnedMutexGuard<()> {
         self.forced().0.send_modify(|forced| *forced.entry(machine).or_default() += 1);
         let _waiting = Waiting { service: self, machine };
         self.lock(machine).await

@@ -1,5 +1,7 @@
 //! `/api/v1/connections`: connections to clouds.
 
+use std::collections::HashMap;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -7,13 +9,17 @@ use headwater_api::{
     CloudScheme, Connection, ConnectionAuth, ConnectionCheck, ConnectionList, CreateConnection,
     MAX_CLIENT_SECRET_BYTES, OneTimeSecret, Problem, ProblemKind, SetConnection, name,
 };
-use headwater_db::{ConnectionRecord, DbError, Secret, TaskRecord};
+use headwater_db::{ConnectionRecord, DbError, Repository, Secret, TaskRecord};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use uuid::Uuid;
 
 use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::caller::Caller;
+use crate::catalogs::CatalogError;
 use crate::connections::NoConnection;
-use crate::extract::{Body, Name};
+use crate::extract::{Body, Name, Parameters};
 use crate::tasks::publish::task_using;
 
 /// The services of the public cloud of Azure.
@@ -39,6 +45,8 @@ enum Error {
     #[error("cannot remove connection '{connection}': task {task} ({kind} {subject}) has not ended")]
     InUse { connection: String, task: i64, kind: String, subject: String },
     #[error(transparent)]
+    Catalog(#[from] CatalogError),
+    #[error(transparent)]
     Unknown(#[from] NoConnection),
     #[error(transparent)]
     Db(#[from] DbError),
@@ -54,6 +62,7 @@ impl Explain for Error {
             | Self::HasCatalogs { .. }
             | Self::InUse { .. } => ProblemKind::Conflict,
             Self::Invalid(..) | Self::BadSecret(..) => ProblemKind::Invalid,
+            Self::Catalog(source) => source.kind(),
             Self::Unknown(source) => source.kind(),
             Self::Db(source) => source.kind(),
         }
@@ -69,18 +78,19 @@ impl Explain for Error {
                  another resource group"
             )),
             Self::HasVersions { connection, .. } => Some(format!(
-                "remove each version with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'"
+                "remove each version with 'headwater image unpublish IMAGE@NUMBER --connection {connection}'; if the cloud is \
+                 gone, 'headwater connection remove {connection} --forget'"
             )),
-            Self::HasCatalogs { .. } => Some(
+            Self::HasCatalogs { connection, .. } => Some(format!(
                 "remove each catalog with its machines: 'headwater catalog scale CATALOG 0 --force' and 'headwater catalog \
-                 remove CATALOG'"
-                    .to_owned(),
-            ),
+                 remove CATALOG'; if the cloud is gone, 'headwater connection remove {connection} --forget'"
+            )),
             Self::InUse { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
             Self::NoSecret(name, _) => {
                 Some(format!("'headwater connection remove {name}', and add it again with --auth secret"))
             }
             Self::Invalid(..) | Self::BadSecret(..) => None,
+            Self::Catalog(source) => source.advice(),
             Self::Unknown(source) => source.advice(),
             Self::Db(source) => source.advice(),
         }
@@ -88,6 +98,7 @@ impl Explain for Error {
 
     fn retry_after_s(&self) -> Option<u32> {
         match self {
+            Self::Catalog(source) => source.retry_after_s(),
             Self::Db(source) => source.retry_after_s(),
             _ => None,
         }
@@ -290,13 +301,24 @@ pub(super) async fn set_connection(
     Ok(Json(service.to_the_end(work).await?))
 }
 
+/// The query parameters of a removal.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Removal {
+    /// Also remove its catalogs with their machines, and its published versions, from the database. Their resources in the
+    /// cloud stay there.
+    #[serde(default)]
+    forget: bool,
+}
+
 /// Removes a connection, with its secret. Nothing is changed in the cloud.
 #[utoipa::path(
     delete,
     path = "/api/v1/connections/{connection}",
     security(("token" = ["admin", "everything"])),
     tag = "clouds",
-    params(("connection" = String, Path, description = "Its name")),
+    params(("connection" = String, Path, description = "Its name"), Removal),
     responses(
         (status = 204),
         (status = 404, description = "No such connection", body = Problem),
@@ -307,35 +329,116 @@ pub(super) async fn remove_connection(
     State(service): State<Service>,
     caller: Caller,
     Name(name): Name,
+    Parameters(Removal { forget }): Parameters<Removal>,
 ) -> Result<StatusCode, Failure> {
     let handle = service.clone();
     let work = async move {
-        let mut repo = handle.db().write().await?;
-        if let Some(task) = task_using(&mut *repo, &name).await? {
-            let TaskRecord { id, kind, subject, .. } = task;
-            return Err(Error::InUse { connection: name, task: id, kind, subject });
+        match forget {
+            true => forget_all(&handle, &caller, &name).await,
+            false => remove(&handle, &caller, &name).await,
         }
-        let of_connection = |cloud: &CloudScheme| cloud.connection == name;
-        let catalogs = repo.catalogs().list().await?.into_iter();
-        let catalogs = catalogs.filter(|catalog| catalog.cloud.as_ref().is_some_and(of_connection));
-        let catalogs: Vec<_> = catalogs.map(|catalog| catalog.name).collect();
-        if !catalogs.is_empty() {
-            return Err(Error::HasCatalogs { connection: name, catalogs });
-        }
-        let published = repo.clouds().published().await?;
-        let of_here = published.iter().filter(|published| published.connection == name);
-        let versions: Vec<_> = of_here.map(|it| format!("{}@{}", it.image, it.version)).collect();
-        if !versions.is_empty() {
-            return Err(Error::HasVersions { connection: name, versions });
-        }
-        if !repo.clouds().remove(&name).await? {
-            return Err(NoConnection::Unknown(name).into());
-        }
-        repo.events().append(handle.event(&caller, format!("connection {name}"), "removed", "")).await?;
-        repo.save().await?;
-        Ok(StatusCode::NO_CONTENT)
     };
-    Ok(service.to_the_end(work).await?)
+    service.to_the_end(work).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn remove(service: &Service, caller: &Caller, name: &str) -> Result<(), Error> {
+    let mut repo = service.db().write().await?;
+    is_not_in_use(&mut *repo, name).await?;
+    let catalogs = catalogs_of(&mut *repo, name).await?;
+    if !catalogs.is_empty() {
+        return Err(Error::HasCatalogs { connection: name.to_owned(), catalogs });
+    }
+    let published = repo.clouds().published().await?;
+    let of_here = published.iter().filter(|published| published.connection == name);
+    let versions: Vec<_> = of_here.map(|it| format!("{}@{}", it.image, it.version)).collect();
+    if !versions.is_empty() {
+        return Err(Error::HasVersions { connection: name.to_owned(), versions });
+    }
+    if !repo.clouds().remove(name).await? {
+        return Err(NoConnection::Unknown(name.to_owned()).into());
+    }
+    repo.events().append(service.event(caller, format!("connection {name}"), "removed", "")).await?;
+    repo.save().await?;
+    Ok(())
+}
+
+/// Fails if a task that uses the connection has not ended.
+async fn is_not_in_use(repo: &mut dyn Repository, name: &str) -> Result<(), Error> {
+    let Some(task) = task_using(repo, name).await? else { return Ok(()) };
+    let TaskRecord { id, kind, subject, .. } = task;
+    Err(Error::InUse { connection: name.to_owned(), task: id, kind, subject })
+}
+
+/// The names of the catalogs whose machines are created with a connection.
+async fn catalogs_of(repo: &mut dyn Repository, name: &str) -> Result<Vec<String>, DbError> {
+    let of_connection = |cloud: &CloudScheme| cloud.connection == name;
+    let catalogs = repo.catalogs().list().await?.into_iter();
+    let catalogs = catalogs.filter(|catalog| catalog.cloud.as_ref().is_some_and(of_connection));
+    Ok(catalogs.map(|catalog| catalog.name).collect())
+}
+
+/// Removes a connection with all that the database has of it. The cloud is not asked: it may be gone, or refuse the identity
+/// for ever.
+async fn forget_all(service: &Service, caller: &Caller, name: &str) -> Result<(), Error> {
+    let mut repo = service.db().read().await?;
+    let found = repo.clouds().list().await?.into_iter().find(|record| record.connection.name == name);
+    let record = found.ok_or_else(|| NoConnection::Unknown(name.to_owned()))?;
+    is_not_in_use(&mut *repo, name).await?;
+    let catalogs = catalogs_of(&mut *repo, name).await?;
+    drop(repo);
+    for catalog in &catalogs {
+        service.is_not_busy(catalog).await?;
+    }
+    // Ends the work in the cloud for each machine. None is begun as long as these are held.
+    let mut turns: HashMap<Uuid, _> = HashMap::new();
+    let (mut repo, machines) = loop {
+        let mut repo = service.db().write().await?;
+        let mut machines = repo.machines().of_clouds().await?;
+        machines.retain(|machine| machine.connection.as_deref() == Some(name));
+        let uuids = machines.iter().map(|machine| machine.uuid);
+        let others: Vec<_> = uuids.filter(|uuid| !turns.contains_key(uuid)).collect();
+        if others.is_empty() {
+            break (repo, machines);
+        }
+        drop(repo);
+        for uuid in others {
+            turns.insert(uuid, service.lock_by_force(uuid).await);
+        }
+    };
+    is_not_in_use(&mut *repo, name).await?;
+    let removed = |subject: String| {
+        let detail = format!("connection '{name}' was forgotten; its resources in the cloud stay there");
+        service.event(caller, subject, "removed", detail)
+    };
+    for machine in &machines {
+        repo.machines().remove(machine.uuid).await?;
+        repo.events().append(removed(format!("machine {}", machine.name))).await?;
+    }
+    let catalogs = catalogs_of(&mut *repo, name).await?;
+    for catalog in &catalogs {
+        repo.catalogs().remove(catalog).await?;
+        repo.runs().remove_of_catalog(catalog).await?;
+        repo.events().append(removed(format!("catalog {catalog}"))).await?;
+    }
+    let published = repo.clouds().published().await?;
+    for version in published.iter().filter(|it| it.connection == name) {
+        repo.clouds().remove_published(version).await?;
+    }
+    repo.clouds().remove(name).await?;
+    let Connection { group, subscription, .. } = &record.connection;
+    let detail = format!(
+        "with its catalogs, machines and published versions; what is left in resource group {group} of subscription \
+         {subscription} has the mark of owner {}",
+        record.owner
+    );
+    repo.events().append(service.event(caller, format!("connection {name}"), "forgotten", detail)).await?;
+    repo.save().await?;
+    service.roots_changed();
+    for machine in &machines {
+        service.forget_lock(machine.uuid);
+    }
+    Ok(())
 }
 
 /// Logs in to the cloud, reads the resource group, and lists the rights that the identity lacks there. Changes nothing.
