@@ -232,7 +232,7 @@ fn a_reset_that_azure_refuses_leaves_the_machine_on() {
 }
 
 #[test]
-fn a_backup_size_is_used_while_azure_restricts_the_first() {
+fn a_backup_size_is_used_while_azure_does_not_offer_the_first() {
     const E8: &str = "Standard_E8ds_v5";
     let (azure, daemon) = published();
     offer(&azure, E8);
@@ -244,6 +244,21 @@ fn a_backup_size_is_used_while_azure_restricts_the_first() {
     daemon.cli(&["machine", "start", "class-01"]).ok();
     let shown = daemon.cli(&["machine", "show", "class-01"]).ok();
     assert!(shown.contains(E8), "{shown}");
+
+    // Azure does not list it any more, and then none of the sizes.
+    daemon.cli(&["machine", "stop", "class-01"]).ok();
+    azure.server.management().sizes.retain(|size| size.name != D8);
+    let daemon = Daemon::start_in(daemon.kill(), |_| {});
+    daemon.cli(&["machine", "start", "class-01"]).ok();
+    let told = daemon.cli(&["events"]).ok();
+    assert!(told.contains("Standard_D8ds_v5: westeurope does not list this size any more"), "{told}");
+    daemon.cli(&["machine", "stop", "class-01"]).ok();
+    azure.server.management().sizes.clear();
+    offer(&azure, "Standard_D16ds_v5");
+    let daemon = Daemon::start_in(daemon.kill(), |_| {});
+    let refused = daemon.cli(&["machine", "start", "class-01"]);
+    assert!(refused.code != 0 && refused.err.contains("does not offer the size"), "{refused:?}");
+    assert_eq!(azure.vms(), Vec::<String>::new());
 }
 
 #[test]

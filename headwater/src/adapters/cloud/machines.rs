@@ -162,19 +162,20 @@ impl AzureClouds {
         Ok(offered)
     }
 
-    /// The description of a machine, with the place of its OS disk on each size. `needs_all`: fails if the subscription cannot
-    /// use one of the sizes now. Otherwise Azure refuses that size when its turn comes, and the next size is tried.
+    /// The description of a machine, with the place of its OS disk on each size, and the sizes that Azure does not list any
+    /// more, with the reason. `needs_all`: fails if the subscription cannot use one of the sizes now. Otherwise Azure refuses
+    /// that size when its turn comes, and the next size is tried.
     async fn spec(
         &self,
         of: &MachinesOfConnection,
         order: &CloudOrder,
         needs_all: bool,
-    ) -> Result<MachineSpec, BackendError> {
+    ) -> Result<(MachineSpec, Vec<String>), BackendError> {
         let offered = self.offered(of).await?;
-        let choices = offered.choices(order, needs_all)?;
+        let (choices, unlisted) = offered.choices(order, needs_all)?;
         let CloudScheme { zones, subnet, security_group, admin_user, ssh_key, .. } = order.scheme.clone();
         let gib = order.os_disk_bytes / headwater_sizes::size::GIB;
-        Ok(MachineSpec {
+        let spec = MachineSpec {
             computer_name: order.host_name.clone(),
             scheme: order.mark.clone(),
             image: order.published.resource.clone(),
@@ -192,7 +193,8 @@ impl AzureClouds {
             spot: false,
             host_group: None,
             tags: Default::default(),
-        })
+        };
+        Ok((spec, unlisted))
     }
 }
 
@@ -205,16 +207,24 @@ fn today() -> Result<Date, BackendError> {
 }
 
 impl Offered {
-    /// The sizes of a scheme in their order, each with the place of the OS disk.
-    fn choices(&self, order: &CloudOrder, needs_all: bool) -> Result<Vec<SizeChoice>, BackendError> {
+    /// The sizes of a scheme in their order, each with the place of the OS disk. Then the sizes that Azure does not list, with
+    /// the reason.
+    fn choices(
+        &self,
+        order: &CloudOrder,
+        needs_all: bool,
+    ) -> Result<(Vec<SizeChoice>, Vec<String>), BackendError> {
         let table = if needs_all { &self.table } else { &self.listed };
         let region = &order.connection.connection.region;
-        let scheme = scheme_of(&order.scheme)?;
-        for size in std::iter::once(&scheme.size).chain(&scheme.backup_size) {
-            if table.size(size).is_none() {
-                return Err(not_offered(region, size, &self.table));
-            }
-        }
+        let mut scheme = scheme_of(&order.scheme)?;
+        let all = std::iter::once(scheme.size.clone()).chain(scheme.backup_size.clone());
+        let (listed, missing): (Vec<String>, Vec<String>) = all.partition(|size| table.size(size).is_some());
+        let mut listed = listed.into_iter();
+        let (first, missing_first) = (listed.next(), missing.first().filter(|_| needs_all));
+        let (Some(first), None) = (first, missing_first) else {
+            return Err(not_offered(region, missing.first().unwrap_or(&scheme.size), &self.table));
+        };
+        (scheme.size, scheme.backup_size) = (first, listed.collect());
         let image = ImageFacts {
             os_disk_bytes: order.os_disk_bytes,
             generation: Some(if order.published.generation == 1 { Generation::One } else { Generation::Two }),
@@ -244,7 +254,8 @@ impl Offered {
                 accelerated_networking: offer.has_accelerated_networking,
             });
         }
-        Ok(choices)
+        let unlisted = missing.iter().map(|size| format!("{size}: {region} does not list this size any more"));
+        Ok((choices, unlisted.collect()))
     }
 }
 
@@ -310,20 +321,23 @@ fn machine_of(state: MachineState) -> CloudMachine {
     CloudMachine { size, zone, place: place.word().to_owned(), vm_id }
 }
 
-fn started(created: Created) -> CloudStarted {
-    CloudStarted { machine: machine_of(created.state), refused: created.refused }
+fn started(created: Created, mut refused: Vec<String>) -> CloudStarted {
+    refused.extend(created.refused);
+    CloudStarted { machine: machine_of(created.state), refused }
 }
 
 #[async_trait]
 impl CloudMachines for AzureClouds {
     async fn check_machines(&self, order: &CloudOrder) -> Result<(), BackendError> {
         let of = self.machines(&order.connection)?;
-        self.spec(&of, order, true).await?.check().map_err(azure_failed)
+        let (spec, _) = self.spec(&of, order, true).await?;
+        spec.check().map_err(azure_failed)
     }
 
     async fn check_reset(&self, order: &CloudOrder) -> Result<(), BackendError> {
         let of = self.machines(&order.connection)?;
-        self.spec(&of, order, false).await?.check().map_err(azure_failed)?;
+        let (spec, _) = self.spec(&of, order, false).await?;
+        spec.check().map_err(azure_failed)?;
         let offered = self.offered(&of).await?;
         let CloudScheme { size, backup_sizes, .. } = &order.scheme;
         if std::iter::once(size).chain(backup_sizes).any(|size| offered.table.size(size).is_some()) {
@@ -334,19 +348,20 @@ impl CloudMachines for AzureClouds {
 
     async fn start_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError> {
         let (of, id) = self.machines_for(&order.connection, order.uuid).await?;
-        let spec = self.spec(&of, order, false).await?;
+        let (spec, unlisted) = self.spec(&of, order, false).await?;
         let created = match of.machines.start(&id, &spec).await {
             // The machine was off, so the disk of what exists there is not wanted.
             Err(error) if error.kind() == AzureErrorKind::Exists => of.machines.reset(&id, &spec).await,
             created => created,
         };
-        created.map(started).map_err(azure_failed)
+        created.map(|created| started(created, unlisted)).map_err(azure_failed)
     }
 
     async fn reset_machine(&self, order: &CloudOrder) -> Result<CloudStarted, BackendError> {
         let (of, id) = self.machines_for(&order.connection, order.uuid).await?;
-        let spec = self.spec(&of, order, false).await?;
-        of.machines.reset(&id, &spec).await.map(started).map_err(azure_failed)
+        let (spec, unlisted) = self.spec(&of, order, false).await?;
+        let created = of.machines.reset(&id, &spec).await;
+        created.map(|created| started(created, unlisted)).map_err(azure_failed)
     }
 
     async fn stop_machine(&self, connection: &ConnectionRecord, machine: Uuid) -> Result<(), BackendError> {
