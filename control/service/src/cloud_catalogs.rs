@@ -1,9 +1,12 @@
 //! Catalogs whose machines are in a cloud: checks a new one, and refuses settings and operations that only machines on hosts can
 //! have. Single machines are refused in `fleet/remote.rs` (`Service::not_in_cloud`).
 
+use std::time::Duration;
+
 use headwater_api::name::ImageRef;
 use headwater_api::{
-    CacheSettings, CloudScheme, CreateCatalog, CreateMachine, MAX_CLOUD_USER_DATA_BYTES, Problem, ProblemKind,
+    CacheSettings, CloudScheme, CreateCatalog, CreateMachine, ImageVersion, MAX_CLOUD_USER_DATA_BYTES,
+    Problem, ProblemKind, PublishedImage,
 };
 use headwater_db::{CatalogRecord, ConnectionRecord, DbError, MachineRecord};
 use uuid::Uuid;
@@ -12,6 +15,9 @@ use crate::Service;
 use crate::answer::{Explain, Failure, problem};
 use crate::backend::{BackendError, CloudOrder};
 use crate::lifecycle::cloud::os_disk_bytes;
+
+/// How long the cloud is asked whether its machines can have another version.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The change that a catalog in a cloud refuses.
 pub(crate) const OTHER_SETTINGS: &str = "a change of other settings than the image";
@@ -134,26 +140,71 @@ async fn order(
     let reference = ImageRef::parse(&request.image)
         .map_err(|problem| BackendError::new(problem.kind, problem.message))?;
     let version = service.images().resolve(&reference).await?;
-    let name = format!("{}@{}", version.image, version.number);
-    let os_disk_bytes = os_disk_bytes(scheme.os_disk_bytes, &version);
-    if os_disk_bytes < version.size_bytes {
-        let (has_bytes, wanted_bytes) = (version.size_bytes, os_disk_bytes);
-        return Err(CloudCatalogError::SmallDisk { version: name, has_bytes, wanted_bytes });
-    }
+    let os_disk_bytes = large_enough(scheme, &version)?;
     let Some(published) = service.published_version(&scheme.connection, &version).await? else {
-        let connection = scheme.connection.clone();
-        return Err(CloudCatalogError::NotPublished { version: name, connection });
+        let (version, connection) = (name_of(&version), scheme.connection.clone());
+        return Err(CloudCatalogError::NotPublished { version, connection });
     };
-    Ok(CloudOrder {
+    Ok(order_of(&request.name, scheme, connection, published, os_disk_bytes))
+}
+
+/// The size of the OS disk of machines of a catalog. Fails if it does not hold the version.
+fn large_enough(scheme: &CloudScheme, version: &ImageVersion) -> Result<u64, CloudCatalogError> {
+    let wanted_bytes = os_disk_bytes(scheme.os_disk_bytes, version);
+    if wanted_bytes < version.size_bytes {
+        let (version, has_bytes) = (name_of(version), version.size_bytes);
+        return Err(CloudCatalogError::SmallDisk { version, has_bytes, wanted_bytes });
+    }
+    Ok(wanted_bytes)
+}
+
+/// `IMAGE@NUMBER`.
+fn name_of(version: &ImageVersion) -> String {
+    format!("{}@{}", version.image, version.number)
+}
+
+/// The order of any machine of a catalog, for a check.
+fn order_of(
+    catalog: &str,
+    scheme: &CloudScheme,
+    connection: ConnectionRecord,
+    published: PublishedImage,
+    os_disk_bytes: u64,
+) -> CloudOrder {
+    CloudOrder {
         connection,
         scheme: scheme.clone(),
         published,
         os_disk_bytes,
         uuid: Uuid::nil(),
-        host_name: request.name.clone(),
-        mark: request.name.clone(),
+        host_name: catalog.to_owned(),
+        mark: catalog.to_owned(),
         user_data: None,
-    })
+    }
+}
+
+/// Fails if the OS disks of a catalog in a cloud cannot hold another version. Whether its sizes can hold the disk is checked
+/// only for a published version, and only if the cloud answers: otherwise a start fails later.
+pub(crate) async fn check_image(
+    service: &Service,
+    catalog: &CatalogRecord,
+    reference: &ImageRef,
+) -> Result<(), Failure> {
+    let Some(scheme) = &catalog.cloud else { return Ok(()) };
+    let tried = format!("cannot have catalog '{}' boot image '{reference}'", catalog.name);
+    let during = |problem: Problem| Failure(problem.during(tried.clone()));
+    let version = service.images().resolve(reference).await.map_err(|e| during(problem(&e)))?;
+    let larger = "create another catalog with a larger --os-disk";
+    let os_disk_bytes = large_enough(scheme, &version).map_err(|e| during(problem(&e).advise(larger)))?;
+    let published = service.published_version(&scheme.connection, &version).await;
+    let Some(published) = published.map_err(|e| during(problem(&e)))? else { return Ok(()) };
+    let connection = service.connection(&scheme.connection).await.map_err(|e| during(problem(&e)))?;
+    let order = order_of(&catalog.name, scheme, connection, published, os_disk_bytes);
+    let cloud = service.cloud().map_err(during)?;
+    match tokio::time::timeout(CHECK_TIMEOUT, cloud.check_reset(&order)).await {
+        Ok(Err(error)) if error.kind() == ProblemKind::Invalid => Err(during(problem(&error))),
+        _ => Ok(()),
+    }
 }
 
 /// Fails for a catalog in a cloud: `what` works only for machines on hosts.

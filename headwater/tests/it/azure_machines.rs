@@ -16,9 +16,14 @@ const SSH_KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIE anna@example\n";
 
 /// The region offers this size, whose temp disk holds an OS disk.
 fn offer(azure: &Azure, name: &str) {
+    offer_with(azure, name, "307200");
+}
+
+/// The region offers this size, whose temp disk has so many MiB.
+fn offer_with(azure: &Azure, name: &str, temp_mib: &str) {
     let mut size = Size::new(name, "standardDDSv5Family", 8, "ResourceDisk");
     let capabilities =
-        [("MemoryGB", "32"), ("MaxResourceVolumeMB", "307200"), ("HyperVGenerations", "V1,V2")];
+        [("MemoryGB", "32"), ("MaxResourceVolumeMB", temp_mib), ("HyperVGenerations", "V1,V2")];
     size.capabilities.extend(capabilities.map(|(name, value)| (name.to_owned(), value.to_owned())));
     azure.server.management().sizes.push(size);
 }
@@ -259,6 +264,29 @@ fn a_backup_size_is_used_while_azure_does_not_offer_the_first() {
     let refused = daemon.cli(&["machine", "start", "class-01"]);
     assert!(refused.code != 0 && refused.err.contains("does not offer the size"), "{refused:?}");
     assert_eq!(azure.vms(), Vec::<String>::new());
+}
+
+#[test]
+fn a_catalog_refuses_a_version_that_its_machines_cannot_hold() {
+    const D2: &str = "Standard_D2ds_v5";
+    let (azure, daemon) = published();
+    offer_with(&azure, D2, "1024");
+    daemon.cli(&["image", "publish", "debian@1", "--connection", "prod"]).ok();
+    create(&daemon, "local", "debian@1", D2, &["--ephemeral", "--places", "temp"]).ok();
+    create(&daemon, "fixed", "debian@1", D8, &["--os-disk", "1G"]).ok();
+    // The next version has 1.5 GiB, nearly all of them zeroes.
+    let disk = daemon.path().join("fs.raw");
+    std::fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(3 << 29).unwrap();
+    daemon.cli(&["image", "import", disk.to_str().unwrap(), "--name", "debian"]).ok();
+
+    let tried = "boot image 'debian@2'";
+    daemon.cli(&["catalog", "set", "fixed", "debian@2"]).fails(2, &[tried, "larger --os-disk"]);
+    daemon.cli(&["image", "publish", "debian@2", "--connection", "prod", "--no-agent-check"]).ok();
+    daemon.cli(&["catalog", "set", "local", "debian@2"]).fails(2, &[tried, D2, "2 GiB"]);
+    for catalog in ["local", "fixed"] {
+        assert_eq!(json_of(&daemon, &["catalog", "show", catalog])["image"], json!("debian@1"));
+    }
+    daemon.cli(&["catalog", "set", "local", "debian@1"]).ok();
 }
 
 #[test]

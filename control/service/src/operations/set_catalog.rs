@@ -18,7 +18,7 @@ use crate::caller::Caller;
 use crate::catalogs::{CatalogError, check_on_host_loss};
 use crate::claims::check_pool;
 use crate::clock_hours;
-use crate::cloud_catalogs::{OTHER_SETTINGS, not_in_cloud};
+use crate::cloud_catalogs::{OTHER_SETTINGS, check_image, not_in_cloud};
 use crate::extract::{Body, Name};
 use crate::operations::catalog_scheme;
 use crate::retention::{ReferenceKind, Referrer};
@@ -87,6 +87,7 @@ pub(super) async fn set_catalog(
     }
     if let (Some(reference), Some(image)) = (reference, image) {
         service.is_not_busy(&name).await?;
+        check_image(&service, &record, &reference).await?;
         let (handle, caller, name) = (service.clone(), caller.clone(), name.clone());
         let work = async move { set_image(&handle, &caller, name, reference, image).await };
         record = service.to_the_end(work).await?;
