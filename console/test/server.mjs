@@ -90,7 +90,7 @@ export async function serve() {
         if (request.method === "POST") return json({ ...answers.tokens[1], name: "anna", secret: `hwt_${"7c".repeat(32)}` }, 201);
         return json({ tokens: answers.tokens });
       default:
-        return json({ kind: "not_found", message: `there is nothing at ${path}` }, 404);
+        return json({ kind: "not_found", message: `the daemon has no operation at ${path}` }, 404);
     }
   });
   server.on("upgrade", (request, socket) => (request.url === "/display" ? display(request, socket, state) : socket.destroy()));

@@ -298,7 +298,7 @@ fn named_tokens_may_do_what_their_roles_say_until_they_end() {
 
     let list = daemon.cli(&["token", "list"]).ok();
     assert!(list.contains("t-viewer") && tokens.iter().all(|token| !list.contains(token.as_str())), "{list}");
-    daemon.cli(&["token", "create", "t-viewer", "--role", "admin"]).fails(4, &["there is one already"]);
+    daemon.cli(&["token", "create", "t-viewer", "--role", "admin"]).fails(4, &["that name exists"]);
     daemon.cli(&["token", "create", "No Name", "--role", "viewer"]).fails(2, &["No Name"]);
     daemon.cli(&["token", "revoke", "t-viewer"]).ok();
     daemon.cli(&["token", "revoke", "t-viewer"]).fails(3, &["no token 't-viewer'"]);

@@ -112,7 +112,7 @@ fn begin(dir: &Path, verb: &str, image: &str) {
 fn a_connection_keeps_its_secret_and_says_which_right_lacks() {
     let (azure, daemon) = (Azure::start(), Daemon::start());
     azure.connect(&daemon, "prod").ok();
-    azure.connect(&daemon, "prod").fails(4, &["cannot add connection 'prod'", "there is one already"]);
+    azure.connect(&daemon, "prod").fails(4, &["cannot add connection 'prod'", "of that name exists"]);
     let second = ["connection", "add", "lab", "--subscription", SUBSCRIPTION, "--tenant", "contoso.example"];
     let place = ["--group", "LAB", "--region", "northeurope", "--auth", "identity"];
     daemon

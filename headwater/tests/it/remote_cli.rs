@@ -146,7 +146,7 @@ fn a_client_certificate_works_instead_of_a_secret_until_its_token_is_revoked() {
     create("key", &key).fails(2, &["has a private key, which must not leave this host"]);
     let said = create("anna", &certificate).ok();
     assert!(said.contains("operator") && said.contains("for the certificate sha256:"), "{said}");
-    create("twice", &certificate).fails(4, &["the token 'anna' is for this certificate already"]);
+    create("twice", &certificate).fails(4, &["token 'anna' belongs to the same certificate"]);
 
     let user = User::new();
     let login = |certificate: &str, key: &str| {

@@ -22,7 +22,7 @@ pub const PROTOCOL: &str = "headwater-console";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("attaching to a console needs a connection upgrade to {PROTOCOL}")]
+    #[error("cannot attach to the console: the request has no header 'Upgrade: {PROTOCOL}'")]
     NoUpgrade,
     #[error("cannot attach to the console of machine '{machine}': {holder} is attached to it")]
     Taken { machine: String, holder: String },

@@ -127,7 +127,7 @@ pub(super) async fn revert_scheme(
 }
 
 /// Why persistent machines keep settings that their disks depend on.
-const DISKS_STAY: &str = "its machines are persistent, and their disks depend on it";
+const DISKS_STAY: &str = "its machines are persistent, and their disks depend on this setting";
 
 /// The first changed setting that cannot be changed after the catalog was created, and the reason.
 fn fixed(before: &SchemeSettings, after: &SchemeSettings) -> Option<(&'static str, &'static str)> {

@@ -28,7 +28,7 @@ const MANAGEMENT: &str = "https://management.azure.com";
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot add connection '{0}': there is one already")]
+    #[error("cannot add connection '{0}': a connection of that name exists")]
     Exists(String),
     #[error("cannot add connection '{name}': connection '{there}' has the same resource group")]
     SamePlace { name: String, there: String },
@@ -38,9 +38,9 @@ enum Error {
     BadSecret(String, &'static str),
     #[error("cannot change the client secret of connection '{0}': it has none, because its auth is '{1}'")]
     NoSecret(String, ConnectionAuth),
-    #[error("cannot remove connection '{connection}': these versions are published there: {}", .versions.join(", "))]
+    #[error("cannot remove connection '{connection}': these versions are published with it: {}", .versions.join(", "))]
     HasVersions { connection: String, versions: Vec<String> },
-    #[error("cannot remove connection '{connection}': machines of these catalogs are created there: {}", .catalogs.join(", "))]
+    #[error("cannot remove connection '{connection}': machines of these catalogs are created with it: {}", .catalogs.join(", "))]
     HasCatalogs { connection: String, catalogs: Vec<String> },
     #[error("cannot remove connection '{connection}': task {task} ({kind} {subject}) has not ended")]
     InUse { connection: String, task: i64, kind: String, subject: String },
@@ -220,7 +220,7 @@ fn record_of(
         (ConnectionAuth::Secret, None) => return Err("a client secret is missing (--secret-file)"),
         (ConnectionAuth::Secret, Some(secret)) => Some(secret_of(secret)?),
         (ConnectionAuth::Identity | ConnectionAuth::Workload, Some(_)) => {
-            return Err("a client secret is only for --auth secret");
+            return Err("a client secret (--secret-file) was given, but --auth is not 'secret'");
         }
         (ConnectionAuth::Identity | ConnectionAuth::Workload, None) => None,
     };

@@ -25,7 +25,7 @@ enum Error {
     #[error("cannot create catalog '{0}': a catalog of that name exists")]
     Exists(String),
     #[error(
-        "cannot create catalog '{0}': a machine of that name exists, and the name of a pin must be unambiguous"
+        "cannot create catalog '{0}': a machine of that name exists, and 'image pin NAME' could mean either"
     )]
     IsMachine(String),
     #[error("cannot create catalog '{catalog}'")]

@@ -32,7 +32,7 @@ pub(super) async fn create_display_ticket(
     caller: Caller,
 ) -> Result<(StatusCode, Json<ConsoleTicket>), Failure> {
     let record = service.record(&name).await?;
-    service.must_be_own("open in the page the display of", &record).await?;
+    service.must_be_own("show in the web console the display of", &record).await?;
     super::screenshot_machine::must_have_display("open the display", &record)?;
     let ticket = service.make_machine_ticket(&caller, &record, MachineSocket::Display)?;
     Ok((StatusCode::CREATED, Json(ticket)))

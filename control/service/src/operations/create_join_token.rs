@@ -24,7 +24,7 @@ const VALID_MAX_S: u64 = 24 * 3600;
 enum Error {
     #[error("cannot make a join token: this daemon has no port for nodes")]
     NoPort,
-    #[error("cannot make a join token that is valid for {0} s: 1 to {VALID_MAX_S} is allowed")]
+    #[error("cannot make a join token that is valid for {0} s: 1 to {VALID_MAX_S} s are allowed")]
     Valid(u64),
     #[error("cannot make a join token: the system gave no random numbers")]
     Random(#[source] std::io::Error),
@@ -44,7 +44,7 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::NoPort => Some("start it with 'headwater serve --nodes ADDRESS'".to_owned()),
+            Self::NoPort => Some("start the daemon with 'headwater serve --nodes ADDRESS'".to_owned()),
             Self::Valid(_) | Self::Random(_) => None,
             Self::Db(source) => source.advice(),
         }

@@ -53,7 +53,9 @@ const IS_CORDONED: &str = "it is cordoned";
 enum Error {
     #[error("cannot create machine '{0}': a machine of that name exists")]
     Exists(String),
-    #[error("cannot create machine '{0}': a catalog of that name exists, and 'image pin NAME' takes both")]
+    #[error(
+        "cannot create machine '{0}': a catalog of that name exists, and 'image pin NAME' could mean either"
+    )]
     IsCatalog(String),
     #[error("cannot create machine '{machine}': machine '{other}' already has the MAC address {mac}")]
     MacTaken { machine: String, mac: String, other: String },
@@ -221,7 +223,7 @@ async fn give_to_node(
         Ok(()) => return Ok(record),
         // The node may have got it. The controller sends it again.
         Err(problem) if problem.kind == ProblemKind::Unavailable => {
-            tracing::warn!(machine = name, "the host of a new machine does not answer: {problem}");
+            tracing::warn!(machine = name, "cannot give a new machine to its host; trying again: {problem}");
             service.boots_changed();
             return Ok(record);
         }
@@ -527,12 +529,12 @@ fn check_network_boot(plan: &Plan) -> Result<(), Error> {
             "the write cache of a machine that boots from the network is in the machine's memory; give --cache ram"
         }
         _ if cache.persistent => "a write cache in memory cannot be persistent",
-        _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "a write cache has 16 MiB or more",
+        _ if cache.ram_bytes < CacheSettings::MIN_RAM_BYTES => "its write cache needs 16 MiB or more",
         _ if plan.chooses_platform => {
             "firmware, TPM, display, network and disks of a machine that boots from the network are those of the computer; leave out --firmware, \
              --secure-boot, --tpm, --display, --network and --scratch"
         }
-        _ if plan.user_data.is_some() => "a machine that boots from the network gets no user data",
+        _ if plan.user_data.is_some() => "--boot network has no user data; leave out --user-data",
         _ => return Ok(()),
     };
     Err(Error::NetworkBoot { machine: plan.name.clone(), why })

@@ -32,7 +32,7 @@ pub(super) async fn create_terminal_ticket(
     caller: Caller,
 ) -> Result<(StatusCode, Json<ConsoleTicket>), Failure> {
     let record = service.record(&name).await?;
-    service.must_be_own("open a terminal in the page for", &record).await?;
+    service.must_be_own("open in the web console a terminal of", &record).await?;
     let ticket = service.make_machine_ticket(&caller, &record, MachineSocket::Console)?;
     Ok((StatusCode::CREATED, Json(ticket)))
 }

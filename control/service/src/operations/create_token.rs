@@ -16,13 +16,13 @@ use crate::token;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot create token '{0}': there is one already")]
+    #[error("cannot create token '{0}': a token of that name exists")]
     Exists(String),
     #[error("cannot create token '{0}': the role metrics cannot be limited by scopes")]
     MetricsScopes(String),
-    #[error("cannot create token '{0}': it would expire at once")]
+    #[error("cannot create token '{0}': a token that is valid for 0 s would expire at once")]
     NoTime(String),
-    #[error("cannot create token '{token}': the token '{other}' is for this certificate already")]
+    #[error("cannot create token '{token}': token '{other}' belongs to the same certificate")]
     SameCertificate { token: String, other: String },
     #[error("cannot create token '{token}': the system gave no random numbers")]
     Random {
@@ -57,7 +57,9 @@ impl Explain for Error {
             Self::SameCertificate { other, .. } => {
                 Some(format!("use the token '{other}', or 'headwater token revoke {other}' first"))
             }
-            Self::NoTime(_) => Some("leave 'valid_s' out for a token that never expires".to_owned()),
+            Self::NoTime(_) => {
+                Some("give a longer time, or leave 'valid_s' out for a token that never expires".to_owned())
+            }
             Self::Random { .. } => None,
             Self::Db { source, .. } => source.advice(),
         }

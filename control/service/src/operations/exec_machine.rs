@@ -22,17 +22,17 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 enum Error {
     #[error("cannot run a command in machine '{0}': no command was given")]
     Empty(String),
-    #[error("cannot run a command in machine '{0}': its standard input is not valid base64")]
+    #[error("cannot run a command in machine '{0}': the standard input in the request is not valid base64")]
     NoBase64(String),
     #[error(
-        "cannot run a command in machine '{0}': its standard input has more than {MAX_STDIN_BYTES} bytes"
+        "cannot run a command in machine '{0}': the command's standard input is longer than {MAX_STDIN_BYTES} bytes"
     )]
     Long(String),
-    #[error("cannot run a command in machine '{machine}': it has not booted within {waited_s} s")]
+    #[error("cannot run a command in machine '{machine}': the guest has not booted within {waited_s} s")]
     NotUp { machine: String, waited_s: u64 },
-    #[error("cannot run a command in machine '{0}': it ended before it had booted")]
+    #[error("cannot run a command in machine '{0}': the machine ended before the guest had booted")]
     Ended(String),
-    #[error("the command in machine '{0}' was ended: the daemon is stopping")]
+    #[error("the command in machine '{0}' was ended, because the daemon is stopping; run it again later")]
     Stopping(String),
 }
 

@@ -19,7 +19,7 @@ enum Error {
     Relative(String),
     #[error("cannot export to '{0}': that is the name of a directory")]
     Directory(String),
-    #[error("cannot export to '{0}': it exists already")]
+    #[error("cannot export to '{0}': a file of that name exists")]
     Exists(String),
 }
 

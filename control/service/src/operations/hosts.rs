@@ -44,10 +44,11 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Unknown(_) => Some("'headwater node list' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater node list' shows all hosts".to_owned()),
             Self::Own(_) | Self::OwnAccepted(_) => None,
             Self::HasMachines { .. } => Some(
-                "remove them first; --force removes them from the database and leaves them as they are on that host"
+                "remove the machines first; --force removes them only from the database, and leaves them on the \
+                 host"
                     .to_owned(),
             ),
             Self::Db(source) => source.advice(),

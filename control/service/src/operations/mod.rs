@@ -347,13 +347,15 @@ pub fn router(service: Service) -> Router {
 }
 
 async fn no_such_path(uri: Uri) -> Failure {
-    let problem = Problem::new(ProblemKind::NotFound, format!("there is nothing at {}", uri.path()));
-    Failure(problem.advise("/api/v1/openapi.json describes what there is"))
+    let message = format!("the daemon has no operation at {}", uri.path());
+    let problem = Problem::new(ProblemKind::NotFound, message);
+    Failure(problem.advise("/api/v1/openapi.json describes all paths and methods"))
 }
 
 async fn no_such_method(method: Method, uri: Uri) -> Response {
-    let problem = Problem::new(ProblemKind::Invalid, format!("{} does not know {method}", uri.path()));
-    let failure = Failure(problem.advise("/api/v1/openapi.json describes what there is"));
+    let message = format!("the daemon has no operation with the method {method} at {}", uri.path());
+    let problem = Problem::new(ProblemKind::Invalid, message);
+    let failure = Failure(problem.advise("/api/v1/openapi.json describes all paths and methods"));
     // The router adds the header `Allow`.
     failure.with_status(StatusCode::METHOD_NOT_ALLOWED)
 }

@@ -37,7 +37,7 @@ impl Explain for Error {
             Self::Past { .. } => "leave the time out to promote it now",
             Self::KeepsIdentity(_) => {
                 "'headwater image edit' and 'headwater image seal' make a generalised version; or use --force if everybody who reads the store may \
-                 have that"
+                 have that key"
             }
         };
         Some(advice.to_owned())

@@ -25,7 +25,7 @@ impl Explain for NoDisplay {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("a machine gets one when it is created: 'headwater machine create --display vnc'".to_owned())
+        Some("create machines that need a display with 'headwater machine create --display vnc'".to_owned())
     }
 }
 

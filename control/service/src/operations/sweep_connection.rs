@@ -43,7 +43,8 @@ pub(super) async fn sweep_connection(
     let work = async move |control: std::sync::Arc<crate::backend::TaskControl>| {
         let sweeping = sweep(&handle, &caller, &name, request.remove);
         let swept = until_cancelled(&control, sweeping).await.unwrap_or_else(|| {
-            Err(Problem::new(ProblemKind::Cancelled, "it was stopped; what it has removed is gone"))
+            let why = "the sweep was cancelled; resources that it had removed stay removed";
+            Err(Problem::new(ProblemKind::Cancelled, why))
         });
         let failed = |problem: Problem| problem.during(format!("cannot sweep connection '{name}'"));
         swept.map(|report| TaskResult::Swept(Box::new(report))).map_err(failed)

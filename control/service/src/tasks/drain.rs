@@ -72,9 +72,11 @@ enum Error {
     Unknown(String),
     #[error("cannot drain host '{0}': its node is not connected")]
     Away(String),
-    #[error("cannot drain host '{host}': task {task} changes catalog '{catalog}', which has machines on it")]
+    #[error(
+        "cannot drain host '{host}': task {task} changes catalog '{catalog}', which has machines on the host"
+    )]
     CatalogBusy { host: String, catalog: String, task: i64 },
-    #[error("cannot drain host '{host}': task {task} drains it")]
+    #[error("cannot drain host '{host}': task {task} drains it already")]
     Busy { host: String, task: i64 },
     #[error(transparent)]
     Db(#[from] DbError),
@@ -92,7 +94,8 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Unknown(_) | Self::Away(_) => Some("'headwater node list' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater node list' shows all hosts".to_owned()),
+            Self::Away(_) => Some("start the node on that host, and drain the host again".to_owned()),
             Self::CatalogBusy { task, .. } | Self::Busy { task, .. } => {
                 Some(format!("'headwater task wait {task}', or cancel it"))
             }
@@ -198,7 +201,7 @@ pub(super) async fn go_on(
         let is_cancelled = control.is_asked_to_stop();
         if is_cancelled && !plan.members.iter().any(Member::is_moving) {
             let why = format!(
-                "draining host '{host}' was cancelled: {moved} machine(s) were moved, and it stays cordoned"
+                "draining host '{host}' was cancelled: {moved} machine(s) were moved; the host stays cordoned"
             );
             return Err(Problem::new(ProblemKind::Cancelled, why)
                 .advise(format!("'headwater node uncordon {host}' lets it get new machines again")));
@@ -208,7 +211,7 @@ pub(super) async fn go_on(
             Ok(chosen) => chosen,
             Err(error) => {
                 let why = problem(&error);
-                tracing::warn!(host, "cannot choose the next machines to move; it is tried again: {why}");
+                tracing::warn!(host, "cannot choose the next machines to move; trying again: {why}");
                 tokio::time::sleep(RETRY).await;
                 continue;
             }
@@ -312,7 +315,7 @@ async fn choose(service: &Service, plan: &mut Plan, only_moving: bool) -> Result
             },
         };
         let places = to.and_then(|to| {
-            of(plan.host).zip(of(to)).ok_or_else(|| "was to go to a host that was removed".to_owned())
+            of(plan.host).zip(of(to)).ok_or_else(|| "stays: the host chosen for it was removed".to_owned())
         });
         let (from, to) = match places {
             Ok(places) => places,

@@ -145,11 +145,11 @@ where
 
 /// The problem with which a task with a plan ends when the daemon stops.
 fn stopped() -> Problem {
-    Problem::new(ProblemKind::Cancelled, "the daemon is stopping; the task continues at its next start")
+    Problem::new(ProblemKind::Cancelled, "the daemon is stopping; the task continues after its restart")
 }
 
 fn not_begun() -> Problem {
-    Problem::new(ProblemKind::Cancelled, "the operation was stopped before it began")
+    Problem::new(ProblemKind::Cancelled, "the task was cancelled before it began, and has changed nothing")
 }
 
 /// The progress of a task, as lines for a caller. One that ended at once is answered with its outcome.
@@ -459,7 +459,7 @@ pub(crate) fn ended_lines(task: Task) -> Response {
         (Some(result), _) => TaskEvent::Done { result: *result },
         (None, Some(problem)) => TaskEvent::Failed { problem },
         (None, None) => TaskEvent::Failed {
-            problem: Problem::new(ProblemKind::Failed, "the outcome of the task was not recorded"),
+            problem: Problem::new(ProblemKind::Failed, "the outcome of the task is not in the database"),
         },
     };
     ndjson(Body::from(line(&event)))

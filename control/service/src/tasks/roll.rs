@@ -304,7 +304,7 @@ pub(super) async fn go_on(
         let (is_cancelled, now_ms) = (control.is_asked_to_stop(), service.now_ms());
         let gate = gate(&plan.request, now_ms).unwrap_or_else(|error| {
             let catalog = &plan.catalog;
-            tracing::error!(catalog, "a roll cannot evaluate its window; trying again: {error}");
+            tracing::error!(catalog, "the roll cannot tell if its window is open; trying again: {error}");
             Gate::Closed(plan.waits_until_ms.unwrap_or(now_ms))
         });
         let looked = if gate == Gate::Open && plan.waits_until_ms.is_some() {

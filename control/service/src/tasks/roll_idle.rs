@@ -17,10 +17,10 @@ use super::roll_plan::{Member, Plan, Stage};
 pub(super) const ASK_INTERVAL_MS: u64 = 10_000;
 
 /// Why a machine is left whose user was logged in at the deadline.
-pub(super) const IN_USE: &str = "somebody was logged in until the deadline: it boots the new version after 'headwater machine reset', or when its guest restarts";
+pub(super) const IN_USE: &str = "somebody was logged in until the deadline: the machine boots the new version after 'headwater machine reset', or when its guest restarts";
 
 /// The same for a machine whose guest said nothing.
-pub(super) const SAYS_NOTHING: &str = "its guest agent did not say until the deadline whether somebody is logged in: it boots the new version after 'headwater machine reset', or when its guest restarts";
+pub(super) const SAYS_NOTHING: &str = "its guest agent did not say until the deadline whether somebody is logged in: the machine boots the new version after 'headwater machine reset', or when its guest restarts";
 
 /// The most machines that the progress names.
 const NAMES_MAX: usize = 5;

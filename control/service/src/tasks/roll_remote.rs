@@ -125,7 +125,7 @@ impl Service {
         let answer = link.send(caller, Method::POST, &path, Body::from(body)).await?;
         let status = answer.status();
         let body = axum::body::to_bytes(Body::new(answer.into_body()), ANSWER_MAX_BYTES).await;
-        let body = body.map_err(|e| odd(format!("the answer of host '{}' broke off: {e}", link.name)))?;
+        let body = body.map_err(|e| odd(format!("cannot read the answer of host '{}': {e}", link.name)))?;
         if status.is_success() {
             let result: ExecResult = serde_json::from_slice(&body).map_err(|e| odd(e.to_string()))?;
             return Ok(result.exit_code);

@@ -68,14 +68,14 @@ impl Plan {
         let ScaleReport { catalog, created, .. } = &self.report;
         let (line, count) = (listed.line, created.len());
         format!(
-            "cannot add machines to catalog '{catalog}': line {line}, after {count} machines were created"
+            "cannot add machines to catalog '{catalog}': line {line} failed; {count} machines were created"
         )
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot give catalog '{catalog}' {count} machines: the most are {COUNT_MAX}")]
+    #[error("cannot give catalog '{catalog}' {count} machines: the maximum is {COUNT_MAX}")]
     TooMany { catalog: String, count: u32 },
     #[error(
         "cannot reduce catalog '{catalog}' to {count} machines: it has {has}, and these are claimed, pinned, or have a persistent disk or a maintenance session: {}",
@@ -84,7 +84,7 @@ enum Error {
     Kept { catalog: String, count: u32, has: usize, kept: Vec<String> },
     #[error("cannot change the number of machines of catalog '{catalog}': task {task} changes it")]
     Busy { catalog: String, task: i64 },
-    #[error("cannot give catalog '{catalog}' {count} machines: there is room for {more} more")]
+    #[error("cannot give catalog '{catalog}' {count} machines: the hosts have memory for {more} more")]
     NoRoom {
         catalog: String,
         count: u32,
@@ -224,7 +224,7 @@ async fn check_list(
             continue;
         }
         if repo.catalogs().by_name(name).await?.is_some() {
-            return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' takes both"));
+            return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' could mean either"));
         }
         if let Some(mac) = mac
             && let Some(other) = repo.machines().by_mac(mac).await?
@@ -408,7 +408,7 @@ async fn add(service: &Service, caller: &Caller, catalog: &str, from: &mut u32) 
     *from = record.first_number.max(*from);
     while is_taken(&rule.name(*from)).await? {
         *from = from.checked_add(1).ok_or_else(|| {
-            let message = format!("no number is left for the name of another machine of catalog '{catalog}'");
+            let message = format!("cannot name another machine of catalog '{catalog}': no number is left");
             Added::Failed(Problem::new(ProblemKind::Conflict, message))
         })?;
     }
