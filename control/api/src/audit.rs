@@ -51,7 +51,7 @@ pub fn line(hash: &str, text: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuditError {
     /// It is none.
-    #[error("line {number} is not a line of an audit")]
+    #[error("line {number} is not a line of an audit log")]
     NotALine {
         /// Its number, from 1.
         number: u64,

@@ -68,8 +68,8 @@ impl CloudScheme {
         if let Some(text) = texts.find(|text| text.len() > MAX_TEXT_BYTES || text.contains(char::is_control))
         {
             let start: String = text.chars().take(40).collect();
-            let message = format!("'{}..' is too long, or has control characters", start.escape_debug());
-            return wrong(message, "check the settings of the cloud");
+            let message = format!("value '{}..' is too long or has control characters", start.escape_debug());
+            return wrong(message, "correct this setting of the cloud");
         }
         for id in std::iter::once(subnet).chain(security_group) {
             if !id.starts_with("/subscriptions/") {

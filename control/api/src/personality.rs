@@ -57,7 +57,7 @@ impl SetPersonality {
         }
         match after.len() > PERSONALITY_MAX {
             true => Err(invalid(format!(
-                "there would be {} personality strings, and {PERSONALITY_MAX} are the most",
+                "there would be {} personality strings, and at most {PERSONALITY_MAX} are allowed",
                 after.len()
             ))),
             false => Ok(after),

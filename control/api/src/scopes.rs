@@ -32,7 +32,7 @@ impl Scopes {
         let invalid = |message: String| Err(Problem::new(ProblemKind::Invalid, message));
         if self.catalogs.is_empty() && self.images.is_empty() {
             return invalid(
-                "the list of scopes is empty, and would permit nothing: give at least one catalog or image"
+                "the scopes are empty, so the token would permit nothing: give at least one catalog or image"
                     .to_owned(),
             );
         }

@@ -423,7 +423,7 @@ impl Copying<'_> {
             return Ok(Err(StoreError::new(
                 StoreErrorKind::Damaged,
                 format!(
-                    "{} does not have all that it needs of the data object {id}; the version was not copied",
+                    "{} lacks parts of the data object {id} that the version needs; it was not copied",
                     self.source.shown()
                 ),
             )));

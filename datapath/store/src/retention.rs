@@ -57,7 +57,7 @@ impl RetentionPurpose {
             Self::Disk => "has a persistent disk over it",
             Self::MaintenanceSession => "edits it",
             Self::Pin => "boots it by its number",
-            Self::Follow => "boots what its channels say",
+            Self::Follow => "follows its channels",
         }
     }
 }

@@ -277,7 +277,7 @@ fn daemons_of_one_bucket_do_not_remove_what_another_needs() {
     }
     goes("tiny@4");
     for what in ["tiny", "tiny@6"] {
-        let says = ["all of image 'tiny'", text(one.path()), "boots what its channels say", "/follow."];
+        let says = ["all of image 'tiny'", text(one.path()), "follows its channels", "/follow."];
         other.cli(&["image", "remove", what]).fails(4, &says);
     }
     one.cli(&["catalog", "remove", "class"]).ok();

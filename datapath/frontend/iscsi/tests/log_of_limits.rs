@@ -90,7 +90,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
     let is_logged = |raw: &Raw| {
         let who = format!("iSCSI: {INITIATOR} at {}", address(&raw.stream));
         text.contains(&format!(
-            "{who}: the connection was closed: it accepted no bytes of its replies for 200 ms"
+            "{who}: the connection was closed: the initiator accepted no bytes of replies for 200 ms"
         ))
     };
     assert!(stalled.iter().any(is_logged), "{text}");
@@ -106,7 +106,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
         raw.ends();
         if number == 0 {
             let who = address(&raw.stream);
-            let why = "it hung up in the middle of a command, which was not executed";
+            let why = "the initiator hung up in the middle of a command, which was not executed";
             log.wait_for(&format!("iSCSI: {INITIATOR} at {who}: the connection was closed: {why}"));
         }
     }
@@ -136,7 +136,7 @@ fn wrong_secrets_are_logged_or_counted(log: &Log) {
         if number == 0 {
             let why = "the CHAP response of 'alice' is wrong: the secrets differ";
             log.wait_for(&format!(
-                "iSCSI: initiator at {who}: the connection was closed: its login was refused: initiator {INITIATOR}: {why}"
+                "iSCSI: initiator at {who}: the connection was closed: the login was refused: initiator {INITIATOR}: {why}"
             ));
         }
     }

@@ -101,7 +101,7 @@ fn reached_limits_are_logged_with_address_and_reason() {
         raw.0.shutdown(Shutdown::Write).unwrap();
         raw.ends();
         if number == 0 {
-            let why = "it hung up in the middle of a request, which was not executed";
+            let why = "the client hung up in the middle of a request, which was not executed";
             log.wait_for(&format!("{}: the connection was closed: {why}", client(&raw)));
         }
     }

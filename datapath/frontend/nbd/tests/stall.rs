@@ -92,9 +92,8 @@ fn ask_and_never_read(lends: bool, over_tcp: bool, send_stall_ms: u64) {
     for cookie in 0..64 {
         raw.request(command::READ, 0, cookie, 0, LEN);
     }
-    let expected =
-        format!("{who}: the connection was closed: it accepted no bytes of a reply for {send_stall_ms} ms");
-    LOG.wait_for(&expected);
+    let why = format!("the client accepted no bytes of a reply for {send_stall_ms} ms");
+    LOG.wait_for(&format!("{who}: the connection was closed: {why}"));
     wait_until("the end of the connection", || server.connections() == 0);
 }
 

@@ -282,7 +282,7 @@ fn required_tls_refuses_plain_clients() {
     assert!(ours.contains("demands TLS; write nbds://"), "{ours}");
     assert!(libnbd.contains("opt_go"), "{libnbd}");
     wait_until("the log says why", || {
-        LOG.lines_with(&["client ", "does not use TLS, which is required"]).len() >= 2
+        LOG.lines_with(&["client ", "does not use TLS, which this server requires"]).len() >= 2
     });
     secured.is_alive();
 }

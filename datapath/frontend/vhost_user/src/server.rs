@@ -129,7 +129,7 @@ impl Server {
             // From now on it sends at most one reply. If there is space for that, sending cannot block.
             // Without space it would block for ever on a front-end that does not read.
             if !takes_replies(&connection, REPLIES_TAKEN_WITHIN.min(timeout / 2)) {
-                let why = format_args!("its front-end does not read its replies, and is disconnected");
+                let why = format_args!("the front-end does not read its replies, and is disconnected");
                 self.shared.disk.faults.warn(&self.shared.disk.name, &why);
                 let _ = connection.shutdown(std::net::Shutdown::Both);
             }
@@ -234,7 +234,8 @@ impl Shared {
     fn session(&self, listener: &Listener, stream: UnixStream, peer: Peer) {
         tracing::info!("vhost-user: {}: front-end {peer} connected", self.disk.name);
         let (Ok(watched), Ok(kept)) = (stream.try_clone(), stream.try_clone()) else {
-            self.disk.faults.warn(&self.disk.name, &"out of file descriptors; a front-end was disconnected");
+            let why = "this process has no free file descriptors; a front-end was disconnected";
+            self.disk.faults.warn(&self.disk.name, &why);
             return;
         };
         // The time-outs are for cases that `arrives_whole` does not see: out-of-band bytes, which count as

@@ -48,7 +48,7 @@ impl<'a> Filled<'a> {
         }
         let why = match hash_of(self.own.as_ref(), &mut |_| copied(0)) {
             Ok(hash) if hash == self.id() => return error,
-            Ok(_) => "its hash is not the one in its name".to_owned(),
+            Ok(_) => "the hash of its bytes is not the one in its name".to_owned(),
             // The target's object is too short, or its disk cannot read it.
             Err(e) if e.kind() == StoreErrorKind::Damaged => e.to_string(),
             // The check was cancelled, or failed for another reason: the source is not read.

@@ -513,8 +513,8 @@ impl Inner {
         // Usually only a removal holds an exclusive lock, and it may still fail, so the pin waits for it. But
         // any process that may read the file can lock it as well.
         if !lock_shared(&file, PIN_TIMEOUT).map_err(|e| StoreError::from_os(tried(), e))? {
-            let why = "a process has held an exclusive lock on it for a minute, which a removal of the version does only for \
-                       moments: find the process (lslocks) and end it";
+            let why = "another process has locked the file for a minute (headwater does that only for moments): find \
+                       the process with 'lslocks', and end it";
             return Err(StoreError::new(StoreErrorKind::InUse, format!("{}: {why}", tried())));
         }
         // A removal may have come before the lock. Then the lock is on a file without a name, and protects

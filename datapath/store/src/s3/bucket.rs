@@ -328,7 +328,8 @@ impl Bucket {
                     attempt -= 1;
                     continue;
                 }
-                let error = StoreError::new(StoreErrorKind::Io, format!("stopped while waiting for {why}"));
+                let message = format!("the request was stopped while waiting for {why}");
+                let error = StoreError::new(StoreErrorKind::Io, message);
                 return Err((Refusal::Failed(error), doubt));
             }
             // The request has waited for the busy server as long as it may.
@@ -543,8 +544,8 @@ impl Bucket {
             Err(_) => Err(StoreError::new(
                 StoreErrorKind::Unreachable,
                 format!(
-                    "{} takes so long to remove keys that other processes could consider this one dead: it stops, and the \
-                     remaining keys are removed later",
+                    "{} takes so long to remove keys that other processes could consider this process dead: the removal \
+                     stops, and a later removal continues",
                     self.url
                 ),
             )),

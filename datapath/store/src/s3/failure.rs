@@ -49,8 +49,8 @@ impl std::fmt::Display for Failure {
             Self::Conflict => f.write_str("another process changed it at the same time"),
             Self::NoBucket => f.write_str("there is no such bucket"),
             Self::NoKeys(what) => write!(f, "no AWS_ACCESS_KEY_ID is set, and {what}"),
-            Self::Denied(said) => write!(f, "the server refuses it ({said})"),
-            Self::Full(said) => write!(f, "the server has no space for it ({said})"),
+            Self::Denied(said) => write!(f, "the server refuses the request ({said})"),
+            Self::Full(said) => write!(f, "the server has no free space ({said})"),
             Self::Status(status, said) => write!(f, "the server answered {status} ({said})"),
             Self::Busy(busy) => {
                 write!(f, "the server is busy: it answered {} ({})", busy.status, said(&busy.to_string()))
@@ -188,7 +188,7 @@ impl Failure {
             Self::Status(status, _) if *status >= 500 || *status == 429 => {
                 ". The server has a problem: try again later".to_owned()
             }
-            Self::Status(416, _) => ". It is shorter than it should be".to_owned(),
+            Self::Status(416, _) => ". The object in the bucket is shorter than it should be".to_owned(),
             Self::Status(..) => format!(". Check the endpoint and the region of {url}"),
             Self::NoListing(_) => {
                 format!(
@@ -384,8 +384,8 @@ mod tests {
         let denied = reply(&Failure::Denied("AccessDenied".into()));
         assert_eq!(
             denied.to_string(),
-            "cannot write s3://images/a/store at http://h:1, 2 times: the server refuses it (AccessDenied). Check \
-             AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may s3:PutObject in the bucket 'images'"
+            "cannot write s3://images/a/store at http://h:1, 2 times: the server refuses the request (AccessDenied). \
+             Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that this key may s3:PutObject in the bucket 'images'"
         );
         assert_eq!(reply(&Failure::NoBucket).kind(), StoreErrorKind::NotFound);
         assert!(

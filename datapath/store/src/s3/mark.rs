@@ -400,11 +400,11 @@ async fn keep_renewing(bucket: Bucket, held: Arc<Held>, every: Duration, renewal
             }
             Err(Refusal::Failed(e)) if !is_set && e.kind() == StoreErrorKind::Unreachable => {
                 // The version that the mark protects is in use already.
-                tracing::debug!(error = %e, "a mark in S3 cannot be set yet");
+                tracing::debug!(error = %e, "cannot write the key in S3 that protects a version yet");
                 pause = every.min(SET_AGAIN);
             }
             Err(Refusal::Failed(e)) => {
-                tracing::warn!(error = %e, "cannot renew a mark in S3 now; it will be tried again")
+                tracing::warn!(error = %e, "cannot renew a lock or pin of this process in S3; trying again")
             }
             Err(_) => {
                 let key = bucket.shown(&held.key);
@@ -431,7 +431,7 @@ impl Drop for Mark {
             return;
         }
         if let Err(e) = removed.and_then(|()| self.bucket.remove(&self.held.key)) {
-            tracing::warn!(error = %e, "cannot remove a mark in S3: it stays until it expires");
+            tracing::warn!(error = %e, "cannot remove a lock or pin in S3; it stays until it expires");
         }
     }
 }

@@ -211,7 +211,7 @@ impl S3Object {
         Err(StoreError::new(
             StoreErrorKind::Damaged,
             format!(
-                "cannot read {len} bytes at {offset} of {}: it ends at {}",
+                "cannot read {len} bytes at {offset} of {}: the object ends at {}",
                 self.bucket.shown(&object_key(self.id)),
                 self.len_bytes
             ),

@@ -122,7 +122,7 @@ impl Part {
                 return Err(self);
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => {
-                Err(StoreError::new(StoreErrorKind::Io, "a read of a bucket was cancelled"))
+                Err(StoreError::new(StoreErrorKind::Io, "a read of the bucket was cancelled"))
             }
         };
         self.note_late(self.began.elapsed() >= THREAD_WAITS);

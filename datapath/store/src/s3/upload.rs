@@ -236,7 +236,7 @@ fn part_bytes_of(bucket: &Bucket, sending: &Sending<'_>) -> Result<u64, StoreErr
     Err(StoreError::new(
         StoreErrorKind::NoSpace,
         format!(
-            "cannot write {}: it has {} GiB, and an object in a bucket can have at most {} GiB: use a store in a directory",
+            "cannot write {}: the object has {} GiB, and an object in a bucket can have at most {} GiB: use a store in a directory",
             bucket.shown(sending.key),
             sending.len_bytes >> 30,
             (PARTS_MAX * PART_MAX_BYTES) >> 30
@@ -266,7 +266,7 @@ fn send_as(
     if let Some(state) = state
         && let Err(e) = remove_state(bucket, &state.key, &parts.upload)
     {
-        tracing::warn!(error = %e, "the state of a finished upload stays in S3 for a week");
+        tracing::warn!(error = %e, "cannot remove the record of a finished upload; S3 keeps it for a week");
     }
     if outcome.is_err()
         && let Err(also) = bucket.abort_parts(sending.key, &parts.upload)

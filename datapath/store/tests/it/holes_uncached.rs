@@ -241,7 +241,7 @@ fn an_incomplete_version_fails_alone_after_one_more_request() {
     assert_eq!((copied.versions, failed(&copied)), (2, vec![1, 3]), "{copied:?}");
     for failed in &copied.failed {
         assert_eq!(failed.error.kind(), StoreErrorKind::Damaged);
-        let says = format!("does not have all that it needs of the data object {}", Hash::of(&bytes));
+        let says = format!("lacks parts of the data object {} that the version needs", Hash::of(&bytes));
         assert!(failed.error.to_string().contains(&says), "{}", failed.error);
     }
     // It was not copied a second time.

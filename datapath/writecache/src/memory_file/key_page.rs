@@ -54,7 +54,8 @@ impl KeyBytes {
 
     fn random() -> Result<Self, String> {
         let mut key = Self(Box::new([0; KEY_BYTES]));
-        aws_lc_rs::rand::fill(&mut key.0[..]).map_err(|e| format!("no random bytes for the key: {e}"))?;
+        aws_lc_rs::rand::fill(&mut key.0[..])
+            .map_err(|e| format!("the system gave no random bytes for the key: {e}"))?;
         Ok(key)
     }
 }

@@ -48,7 +48,7 @@ impl SlotKey {
     /// A new random key, made in protected memory and never anywhere else.
     pub fn random() -> Result<Self, String> {
         let made = |key: &mut [u8; KEY_BYTES]| {
-            aws_lc_rs::rand::fill(key).map_err(|e| format!("no random bytes for the key: {e}"))
+            aws_lc_rs::rand::fill(key).map_err(|e| format!("the system gave no random bytes for a key: {e}"))
         };
         GcmKey::new(made).map(Self)
     }

@@ -180,7 +180,7 @@ impl Session<'_> {
         {
             self.shared.sessions.end_sessions_of(target, self.permit.id());
             self.flush_batch(&[])?;
-            return Err(End::Orderly("it reset the target, which ends all sessions"));
+            return Err(End::Orderly("the initiator reset the target, which ends all sessions"));
         }
         Ok(())
     }

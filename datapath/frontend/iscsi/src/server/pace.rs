@@ -105,21 +105,22 @@ impl Session<'_> {
         let most_bytes = self.limits.bytes_collected.saturating_add(2 * u64::from(MAX_REQUEST_BYTES));
         let mut awaiting =
             self.tasks.awaiting_data().filter(|(order, collecting)| is_wanted(order, collecting));
-        let what = "while other initiators needed the memory that is reserved for it";
+        let what = "while other initiators needed the memory that is reserved for that data";
         if self.pace.silent() >= stall && awaiting.next().is_some() {
-            return Err(End::Fault(format!("it sent no data of its write commands for {limit} ms, {what}")));
+            let why = format!("the initiator sent no data of its write commands for {limit} ms, {what}");
+            return Err(End::Fault(why));
         }
         let late = |since: &Since| self.pace.late(since, stall, most_bytes);
         if let Some((waited, bytes)) = awaiting.find_map(|(_, collecting)| late(&collecting.since)) {
             let seconds = waited.as_secs_f64();
             return Err(End::Fault(format!(
-                "it sent only {bytes} bytes of data of its write commands in {seconds:.1} s, {what}"
+                "the initiator sent only {bytes} bytes of data of its writes in {seconds:.1} s, {what}"
             )));
         }
         if self.held_bytes > 0 && refused > self.held_since.refused && late(&self.held_since).is_some() {
             let number = self.window.next();
             return Err(End::Fault(format!(
-                "it did not send command number {number}, for which its later commands wait, while commands of other initiators were refused for lack of memory"
+                "the initiator did not send command number {number}, for which its later commands wait, while commands of other initiators were refused for lack of memory"
             )));
         }
         Ok(())

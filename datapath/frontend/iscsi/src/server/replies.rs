@@ -92,7 +92,7 @@ impl Session<'_> {
         sent.map_err(|error| {
             End::Fault(match error.kind() {
                 std::io::ErrorKind::TimedOut => {
-                    format!("it accepted no bytes of its replies for {} ms", self.limits.send_stall_ms)
+                    format!("the initiator accepted no bytes of replies for {} ms", self.limits.send_stall_ms)
                 }
                 _ => format!("sending replies failed: {error}"),
             })

@@ -25,6 +25,9 @@ const LOGIN_SEGMENT_BYTES: u32 = 8192;
 /// How long to wait for an initiator to close after the last reply.
 const FAREWELL: Duration = Duration::from_secs(1);
 
+/// Why a connection ended between two commands.
+pub(super) const HUNG_UP: &str = "the initiator hung up";
+
 /// Why a connection ended.
 pub(super) enum End {
     /// The initiator closed it between commands or logged out, or the server stops.
@@ -44,7 +47,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     let tick = Duration::from_millis((limits.keepalive_ms / 4).clamp(1, TICK_MS_MAX));
     let stall = Duration::from_millis(limits.send_stall_ms.max(1));
     if let Err(error) = socket.limit_wait(tick).and_then(|()| socket.limit_stall(stall)) {
-        return log_end(&at, End::Fault(format!("its socket cannot be set up: {error}")));
+        return log_end(&at, End::Fault(format!("the options of its socket cannot be set: {error}")));
     }
     let (established, place) = match log_in(shared, permit, socket, peer) {
         Ok(logged_in) => logged_in,
@@ -64,20 +67,20 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Arc<Socket>, peer
     let is_discovery = established.target.is_none();
     let end = match Session::new(shared, permit, socket, &who, *established) {
         Ok(mut session) => session.run(),
-        Err(error) => End::Fault(format!("its session cannot be started: {error}")),
+        Err(error) => End::Fault(format!("the session cannot be started: {error}")),
     };
     let end = match end {
         _ if permit.gave_way() => {
             let limit = limits.connections;
             let why = format!(
-                "{limit} initiators were connected, which is the limit: it was closed for an initiator of another CHAP name or address, because its own had the most connections"
+                "{limit} initiators were connected, which is the limit: this connection was closed for an initiator of another CHAP name or address, because this initiator had the most connections"
             );
             End::Fault(why)
         }
         End::Fault(_) if place.replaced.load(Ordering::SeqCst) => {
-            End::Orderly("another login replaced it, or the target was reset")
+            End::Orderly("another login replaced the session, or the target was reset")
         }
-        End::Orderly("it hung up") if is_discovery => End::Orderly("the discovery is over"),
+        End::Orderly(HUNG_UP) if is_discovery => End::Orderly("the discovery is over"),
         end => end,
     };
     log_end(&who, end);
@@ -133,11 +136,11 @@ fn log_in<'a>(
             Step::Refused(response, why) => {
                 send(socket, &response, &[])?;
                 say_farewell(socket);
-                return Err(End::Fault(format!("its login was refused: {why}")));
+                return Err(End::Fault(format!("the login was refused: {why}")));
             }
         }
     }
-    Err(End::Fault(format!("its login took more than {} PDUs", limits.login_pdus)))
+    Err(End::Fault(format!("the login took more than {} PDUs", limits.login_pdus)))
 }
 
 fn find_place<'a>(
@@ -179,7 +182,7 @@ fn find_place<'a>(
 
 fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
     let Some(opcode) = Opcode::of(header) else {
-        return End::Fault("it does not speak iSCSI: its first bytes are not a login request".into());
+        return End::Fault("the client does not speak iSCSI: its first bytes are not a login request".into());
     };
     let request = LoginRequest {
         transit: false,
@@ -201,7 +204,7 @@ fn not_a_login(login: &mut Login<'_>, socket: &Socket, header: &Bhs) -> End {
         let _ = send(socket, &response, &[]);
         say_farewell(socket);
     }
-    End::Fault(format!("it sent {why}"))
+    End::Fault(format!("the initiator sent {why}"))
 }
 
 fn receive_pdu(
@@ -213,12 +216,12 @@ fn receive_pdu(
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
         Ok(false) | Err(_) if permit.is_stopping() => Err(End::Orderly("the server stops")),
-        Ok(false) => Err(End::Orderly("it hung up before the end of its login")),
+        Ok(false) => Err(End::Orderly("the initiator hung up before the end of its login")),
         Err(error) => Err(End::Fault(match error.kind() {
             ErrorKind::TimedOut => {
-                format!("its login took more than {} ms", shared.limits.login_timeout_ms)
+                format!("the login took more than {} ms", shared.limits.login_timeout_ms)
             }
-            ErrorKind::UnexpectedEof => "it hung up in the middle of a login PDU".into(),
+            ErrorKind::UnexpectedEof => "the initiator hung up in the middle of a login PDU".into(),
             _ => format!("receiving a login PDU failed: {error}"),
         })),
     };
@@ -227,8 +230,8 @@ fn receive_pdu(
     let length = segment_bytes(&header);
     if length > LOGIN_SEGMENT_BYTES || ahs_bytes(&header) > 0 {
         return Err(End::Fault(format!(
-            "it does not speak iSCSI, or sent a login PDU with {length} bytes of data and {} of further headers; \
-             the limits are {LOGIN_SEGMENT_BYTES} and 0",
+            "the client does not speak iSCSI, or sent a login PDU with {length} bytes of data and {} of further \
+             headers; the limits are {LOGIN_SEGMENT_BYTES} and 0",
             ahs_bytes(&header)
         )));
     }

@@ -259,7 +259,8 @@ impl<'a> Session<'a> {
         let limit = self.limits.receive_segment_bytes;
         // The reject informs the initiator of the reason; the connection is closed in any case.
         let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
-        End::Fault(format!("it sent a data segment of {length} bytes, the negotiated limit is {limit}"))
+        let why = format!("the initiator sent a data segment of {length} bytes; {limit} were negotiated");
+        End::Fault(why)
     }
 
     fn take_pdu(&mut self, inbound: &Inbound, found: &Found) -> Result<(), End> {
@@ -295,7 +296,7 @@ impl<'a> Session<'a> {
                 | Opcode::LogoutRequest,
             ) => self.take_command(header, inbound.bytes(&found.ahs), data),
             Some(opcode) => {
-                let what = format!("it sent {opcode:?} in the full feature phase");
+                let what = format!("the initiator sent {opcode:?} after its login");
                 let _ = self.reject(header, RejectReason::ProtocolError).and_then(|()| self.flush_batch(&[]));
                 Err(End::Fault(what))
             }
@@ -495,7 +496,8 @@ impl<'a> Session<'a> {
                 return Ok(());
             }
             if self.keepalive.has_answered {
-                let what = format!("it sent nothing for {} s, and did not answer a ping", silent.as_secs());
+                let silent_s = silent.as_secs();
+                let what = format!("the initiator sent nothing for {silent_s} s, and did not answer a ping");
                 return Err(End::Fault(what));
             }
         }

@@ -97,7 +97,7 @@ impl Connection<'_> {
             command::WRITE_ZEROES => self.write_zeroes(&head, range)?,
             command::CACHE => self.cache(&head, range)?,
             command::BLOCK_STATUS => self.block_status(&head, range)?,
-            command::DISC => self.stage = Stage::Closing("it sent DISC"),
+            command::DISC => self.stage = Stage::Closing("the client sent DISC"),
             other => self.refuse(&head, &Refusal::invalid(format!("unknown command {other}")))?,
         }
         Ok(Progress::Again)
@@ -129,7 +129,7 @@ impl Connection<'_> {
 
     fn too_long(&self, head: &RequestHead) -> End {
         End::Fault(format!(
-            "it sent a payload of {} bytes to the export '{}', the limit is {}",
+            "the client sent a payload of {} bytes to the export '{}'; the limit is {}",
             head.length,
             self.name.escape_debug(),
             self.limits.longest_request_bytes
@@ -299,7 +299,7 @@ impl Connection<'_> {
             if head.length > self.limits.longest_request_bytes.into() {
                 let limit = self.limits.longest_request_bytes;
                 return Err(Refusal::invalid(format!(
-                    "a read of {} bytes, the limit is {limit}",
+                    "the read has {} bytes; the limit is {limit}",
                     head.length
                 )));
             }

@@ -89,7 +89,7 @@ impl<'a> Handshake<'a> {
         let fixed = u32::from(handshake_flag::FIXED_NEWSTYLE);
         let no_zeroes = u32::from(handshake_flag::NO_ZEROES);
         if client_flags & !(fixed | no_zeroes) != 0 {
-            return Err(format!("it sent unknown handshake flags {client_flags:#x}"));
+            return Err(format!("the client sent unknown handshake flags {client_flags:#x}"));
         }
         Ok(Self {
             exports,
@@ -113,15 +113,15 @@ impl<'a> Handshake<'a> {
     /// Notes that the client does not get an export; returns the text for the client.
     fn deny(&mut self, name: &str, why: &NotOpened) -> String {
         let who = match self.client.names.as_slice() {
-            _ if !self.client.is_encrypted => "it came without TLS".to_owned(),
-            [] => "it showed no certificate with a name".to_owned(),
+            _ if !self.client.is_encrypted => "the client does not use TLS".to_owned(),
+            [] => "the client showed no certificate with a name".to_owned(),
             names => {
                 let names: Vec<String> =
                     names.iter().map(|name| format!("'{}'", name.escape_debug())).collect();
-                format!("its certificate names {}", names.join(", "))
+                format!("the client's certificate names {}", names.join(", "))
             }
         };
-        let what = format!("it asked for the export '{}': {why} ({who})", name.escape_debug());
+        let what = format!("the client asked for the export '{}': {why} ({who})", name.escape_debug());
         self.denied = Some(Denial { is_forbidden: *why == NotOpened::Forbidden, what: what.clone() });
         what
     }
@@ -144,14 +144,15 @@ impl<'a> Handshake<'a> {
         };
         let most = self.limits.handshake_options.saturating_add(about_listed);
         if self.options > most {
-            return Step::Fault(format!("it sent more than {most} options"));
+            return Step::Fault(format!("the client sent more than {most} options"));
         }
         if self.encryption == Encryption::Demanded && !matches!(number, option::STARTTLS | option::ABORT) {
             if number == option::EXPORT_NAME {
-                return Step::Fault("it asked for an export without TLS, which is required here".into());
+                let why = "the client asked for an export without TLS, which this server requires";
+                return Step::Fault(why.into());
             }
             encode_option_reply(out, number, reply::ERR_TLS_REQD, b"this server requires TLS");
-            let what = "it was refused because it does not use TLS, which is required here".to_owned();
+            let what = "the client was refused: it does not use TLS, which this server requires".to_owned();
             self.denied = Some(Denial { is_forbidden: true, what });
             return Step::More;
         }
@@ -202,10 +203,10 @@ impl<'a> Handshake<'a> {
     fn export_name(&mut self, data: &[u8], out: &mut Vec<u8>) -> Step {
         // This option has no error replies: the protocol says to close.
         if data.len() > usize::try_from(self.limits.name_bytes).unwrap_or(usize::MAX) {
-            return Step::Fault(format!("it asked for an export by a name of {} bytes", data.len()));
+            return Step::Fault(format!("the client asked for an export by a name of {} bytes", data.len()));
         }
         let Ok(name) = std::str::from_utf8(data) else {
-            return Step::Fault("it asked for an export by a name that is not UTF-8".into());
+            return Step::Fault("the client asked for an export by a name that is not UTF-8".into());
         };
         let export = match self.exports.open(name, &self.client) {
             Ok(export) => export,

@@ -24,7 +24,9 @@ impl End {
     /// The end if replies could not be sent.
     pub(super) fn unsent(error: &std::io::Error, limits: &Limits) -> Self {
         Self::Fault(match error.kind() {
-            ErrorKind::TimedOut => format!("it accepted no bytes of a reply for {} ms", limits.send_stall_ms),
+            ErrorKind::TimedOut => {
+                format!("the client accepted no bytes of a reply for {} ms", limits.send_stall_ms)
+            }
             _ => format!("sending replies failed: {error}"),
         })
     }
@@ -47,7 +49,7 @@ pub(super) fn serve(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Pe
     let end = if permit.gave_way() {
         let limit = shared.limits.connections;
         End::Fault(format!(
-            "{limit} clients were connected, which is the limit: it was closed for a client of another certificate or address, because its own had the most connections"
+            "{limit} clients were connected, which is the limit: this connection was closed for a client of another certificate or address, because this client had the most connections"
         ))
     } else {
         end
@@ -65,7 +67,7 @@ fn register_owner(shared: &Shared, permit: &Permit, socket: &Socket, peer: &Peer
     let names = socket.peer_names();
     let name = (!names.is_empty()).then(|| names.join(","));
     permit.open(Owner::of(name.as_deref(), peer)).map_err(|not_opened| match not_opened {
-        NotOpened::Cut => End::Orderly("the server closed it in its handshake"),
+        NotOpened::Cut => End::Orderly("the server closed the connection in its handshake"),
         NotOpened::Full => {
             let limit = shared.limits.connections;
             End::Fault(format!(
@@ -90,7 +92,7 @@ fn transmit(shared: &Shared, permit: &Permit, socket: &Socket, who: &str, chosen
             socket.say_goodbye();
             end
         }
-        Err(error) => End::Fault(format!("it cannot be set up: {error}")),
+        Err(error) => End::Fault(format!("the connection cannot be set up: {error}")),
     }
 }
 
@@ -108,15 +110,15 @@ fn shake_hands(
     };
     let failed = |error: std::io::Error| match error.kind() {
         ErrorKind::TimedOut => {
-            End::Fault(format!("its handshake took more than {} ms", limits.handshake_timeout_ms))
+            End::Fault(format!("the handshake took more than {} ms", limits.handshake_timeout_ms))
         }
-        ErrorKind::UnexpectedEof => End::Fault("it hung up in the middle of its handshake".into()),
+        ErrorKind::UnexpectedEof => End::Fault("the client hung up in the middle of its handshake".into()),
         _ => End::Fault(format!("receiving the handshake failed: {error}")),
     };
     let receive = |into: &mut [u8]| match socket.receive_exact(into, deadline) {
         Ok(true) => Ok(()),
         Ok(false) if permit.is_stopping() => Err(End::Orderly("the server stops")),
-        Ok(false) => Err(End::Orderly("it hung up in the handshake")),
+        Ok(false) => Err(End::Orderly("the client hung up in the handshake")),
         Err(error) => Err(failed(error)),
     };
     socket.send_before(&greeting(), deadline).map_err(failed)?;
@@ -142,7 +144,7 @@ fn shake_hands(
             encode_option_reply(&mut out, number, reply::ERR_TOO_BIG, b"the option is too long");
             socket.send_before(&out, deadline).map_err(failed)?;
             return Err(End::Fault(format!(
-                "it sent option {number} with {length} bytes, the limit is {}",
+                "the client sent option {number} with {length} bytes; the limit is {}",
                 limits.option_bytes
             )));
         }
@@ -171,7 +173,7 @@ fn shake_hands(
                 return Ok(chosen);
             }
             // A client may close without waiting for the answer.
-            Step::Abort => return Err(End::Orderly("it aborted the handshake")),
+            Step::Abort => return Err(End::Orderly("the client aborted the handshake")),
             Step::Fault(why) => return Err(End::Fault(why)),
         }
     }
@@ -193,10 +195,10 @@ fn encrypt(shared: &Shared, socket: &Socket, deadline: Instant) -> Result<(), En
     let connection = tls.connection().map_err(|error| failed(error.to_string()))?;
     socket.secure(connection, deadline).map_err(|error| match error.kind() {
         ErrorKind::TimedOut => {
-            failed(format!("its handshake took more than {} ms", shared.limits.handshake_timeout_ms))
+            failed(format!("the handshake took more than {} ms", shared.limits.handshake_timeout_ms))
         }
         ErrorKind::UnexpectedEof => {
-            failed("it hung up, perhaps because it does not trust this server".into())
+            failed("the client hung up, perhaps because it does not trust this server's certificate".into())
         }
         _ => failed(error.to_string()),
     })

@@ -618,7 +618,7 @@ fn the_search_for_the_wrong_copy_ends_with_the_copy() {
         });
         relay.heal();
         // The cause is unknown, so the source is not blamed.
-        assert!(kind == StoreErrorKind::Io && says.contains("the server refuses it"), "{kind:?} {says}");
+        assert!(kind == StoreErrorKind::Io && says.contains("refuses the request"), "{kind:?} {says}");
         assert!(!says.contains("the source has only a part of this object"), "{says}");
 
         // A damaged object that was cut short is recognised by its length.

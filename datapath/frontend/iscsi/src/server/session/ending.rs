@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use headwater_connections::Received;
 use rustix::event::PollFlags;
 
-use super::super::serve::End;
+use super::super::serve::{End, HUNG_UP};
 use super::{Session, Stage};
 use crate::wire::header::Bhs;
 use crate::wire::request::LogoutRequest;
@@ -33,7 +33,7 @@ impl Session<'_> {
         for tag in self.tasks.waiting() {
             self.forget(tag);
         }
-        self.stage = Stage::Closing(Some(request), "it logged out");
+        self.stage = Stage::Closing(Some(request), "the initiator logged out");
         Ok(())
     }
 
@@ -81,9 +81,10 @@ impl Session<'_> {
             return self.ask_for_logout();
         }
         if self.inbound.is_empty() && self.tasks.is_clear() {
-            return Err(End::Orderly("it hung up"));
+            return Err(End::Orderly(HUNG_UP));
         }
-        Err(End::Fault("it hung up in the middle of a command, which was not executed".into()))
+        let why = "the initiator hung up in the middle of a command, which was not executed";
+        Err(End::Fault(why.into()))
     }
 
     fn ask_for_logout(&mut self) -> Result<(), End> {

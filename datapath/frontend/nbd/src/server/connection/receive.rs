@@ -75,15 +75,16 @@ impl Connection<'_> {
             return Ok(());
         }
         if matches!(self.stage, Stage::Head) && self.inbound.len() == 0 {
-            self.stage = Stage::Closing("it hung up");
+            self.stage = Stage::Closing("the client hung up");
             return Ok(());
         }
         if matches!(self.stage, Stage::Parts(_)) {
             return Err(End::Fault(
-                "it hung up in the middle of a write, of which the first parts may be stored".into(),
+                "the client hung up in the middle of a write, of which the first parts may be stored".into(),
             ));
         }
-        Err(End::Fault("it hung up in the middle of a request, which was not executed".into()))
+        let why = "the client hung up in the middle of a request, which was not executed";
+        Err(End::Fault(why.into()))
     }
 
     /// Waits for bytes or answers, like [`Connection::sleep`] with the socket. If the disk answers to this
@@ -150,7 +151,7 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
     if silent_since.is_some_and(|silent_since| silent_since.elapsed() >= stall) {
         let limit = limits.send_stall_ms;
         return Err(End::Fault(format!(
-            "it sent no data of a write for {limit} ms, while other clients waited for the memory reserved for that write"
+            "the client sent no data of a write for {limit} ms, while other clients waited for the memory reserved for that write"
         )));
     }
     let longest = stall.saturating_add(Duration::from_secs(*have as u64 / SLOWEST_BYTES_S));
@@ -158,7 +159,7 @@ fn in_time(payload: &Payload, is_wanted: bool, limits: &Limits) -> Result<(), En
         return Ok(());
     }
     Err(End::Fault(format!(
-        "it sent only {have} of the {} bytes of a write in {:.1} s, while other clients waited for the memory reserved for that write",
+        "the client sent only {have} of the {} bytes of a write in {:.1} s, while other clients waited for the memory reserved for that write",
         buffer.len(),
         since.elapsed().as_secs_f64()
     )))
