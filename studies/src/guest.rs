@@ -514,7 +514,7 @@ pub fn parse_phases(text: &str) -> Result<Vec<Phase>> {
         };
         let seconds = |text: &str| {
             let parsed = text.parse::<f64>().ok().filter(|seconds| (0.0..1e9).contains(seconds));
-            parsed.with_context(|| format!("line {line_number}: {text:?} is no time in seconds"))
+            parsed.with_context(|| format!("line {line_number}: {text:?} is not a time in seconds"))
         };
         let (from_s, to_s) = (seconds(from)?, seconds(to)?);
         if name.is_empty() || to_s <= from_s || phases.last().is_some_and(|last| from_s < last.to_s) {
@@ -542,7 +542,7 @@ mod tests {
         for (broken, why) in [
             ("", "no phase"),
             ("boot\t1", "line 1 has 2 fields"),
-            ("boot\t0\t5\nlogon\tx\t6", "line 2: \"x\" is no time"),
+            ("boot\t0\t5\nlogon\tx\t6", "line 2: \"x\" is not a time"),
             ("boot\t5\t5", "an end after its beginning"),
             ("boot\t0\t5\nlogon\t4\t6", "line 2: a phase"),
         ] {

@@ -31,16 +31,16 @@ pub(crate) fn protect() {
         tracing::warn!("the agent is less safe than it should be: {what}: {why}");
     };
     if let Err(why) = fs::write("/proc/self/oom_score_adj", "-1000") {
-        refused("the kernel may kill it if memory is short", &why);
+        refused("the kernel may kill the agent if memory is short", &why);
     }
     // Before any thread starts, because threads inherit the setting: a process that serves a disk must not wait for
     // writes to that disk when it allocates memory.
     if let Err(why) = configure_io_flusher_behavior(true) {
-        refused("it may wait for its own disk if memory is short", &why);
+        refused("the agent may wait for its own disk if memory is short", &why);
     }
     // `ONFAULT` locks only pages that are in use: the write cache grows as it fills.
     if let Err(why) = mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {
-        refused("its memory may be swapped out", &why);
+        refused("the memory of the agent may be swapped out", &why);
     }
 }
 

@@ -30,7 +30,7 @@ impl std::str::FromStr for Mac {
     /// Six pairs of hexadecimal digits with `:` or `-` between them.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("'{}' is no hardware address; an example is 52:54:00:12:34:56", text.escape_debug());
+            || format!("'{}' is not a hardware address, such as 52:54:00:12:34:56", text.escape_debug());
         let separator = if text.contains('-') { '-' } else { ':' };
         let mut bytes = [0; 6];
         let mut pairs = text.split(separator);

@@ -38,13 +38,13 @@ pub struct Subnet {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubnetError {
     /// Not the address of a network.
-    #[error("{0}/{1} is no network: write its first address and 8 to 30 bits, such as 10.77.0.0/24")]
+    #[error("{0}/{1} is not a network: write its first address and 8 to 30 bits, such as 10.77.0.0/24")]
     Network(Ipv4Addr, u8),
     /// Two networks have addresses in common.
     #[error("the networks {0} and {1} have addresses in common")]
     Overlap(String, String),
     /// An address is not one of the network's hosts.
-    #[error("{what} {address} is no address of a host in {network}")]
+    #[error("{what} {address} is not the address of a host in {network}")]
     Outside {
         /// What the address is for.
         what: &'static str,
@@ -63,7 +63,7 @@ pub enum SubnetError {
     #[error("a lease of {0} s is not possible; it must be {LEASE_MIN_S} to {LEASE_MAX_S} s")]
     Lease(u32),
     /// Not a domain name.
-    #[error("'{0}' is no domain; a domain consists of letters, digits, '-' and '.', at most 253 characters")]
+    #[error("'{0}' is not a domain; a domain has letters, digits, '-' and '.', at most 253 characters")]
     Domain(String),
     /// The table has no network.
     #[error("the table of networks is empty")]
@@ -195,15 +195,15 @@ mod tests {
             Subnets::new(vec![subnet]).unwrap_err().to_string()
         };
         let table: [(&str, Change<'_>); 12] = [
-            ("10.77.0.1/24 is no network", &|s| s.network = at(1)),
-            ("10.77.0.0/31 is no network", &|s| s.prefix = 31),
-            ("10.77.0.0/7 is no network", &|s| s.prefix = 7),
+            ("10.77.0.1/24 is not a network", &|s| s.network = at(1)),
+            ("10.77.0.0/31 is not a network", &|s| s.prefix = 31),
+            ("10.77.0.0/7 is not a network", &|s| s.prefix = 7),
             ("first address of the range, 10.77.0.0", &|s| s.range = Some((at(0), at(9)))),
             ("last address of the range, 10.77.0.255", &|s| s.range = Some((at(9), at(255)))),
             ("10.77.0.9 to 10.77.0.8", &|s| s.range = Some((at(9), at(8)))),
-            ("the router 10.78.0.1 is no address", &|s| s.router = Some(Ipv4Addr::new(10, 78, 0, 1))),
+            ("the router 10.78.0.1 is not the address", &|s| s.router = Some(Ipv4Addr::new(10, 78, 0, 1))),
             ("a lease of 59 s", &|s| s.lease_s = 59),
-            ("'a b' is no domain", &|s| s.domain = Some("a b".into())),
+            ("'a b' is not a domain", &|s| s.domain = Some("a b".into())),
             ("the fixed address 10.77.1.1", &|s| {
                 s.fixed.insert(Mac([2; 6]), Ipv4Addr::new(10, 77, 1, 1));
             }),

@@ -86,7 +86,7 @@ fn start(
     }
     let Some(file) = loaders.find(&request.file) else {
         // Loaders ask for files that do not exist, and wait long if they get no answer.
-        tracing::debug!(%client, file = request.file, "a client asked for a file that is no loader");
+        tracing::debug!(%client, file = request.file, "a client asked for a file that is not a loader");
         return Err(refusal(ErrorCode::NotFound, "there is no such file"));
     };
     let Some(registration) = under_way.take(client) else { return Ok(()) };

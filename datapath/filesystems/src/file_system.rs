@@ -137,7 +137,7 @@ pub trait FileSystem: Send {
 
     /// Where a symbolic link points. Not called for a file system that never says [`NodeKind::Link`].
     fn link(&mut self, link: &Node) -> Result<Vec<u8>, Fault> {
-        Err(fault(format!("{} is no link", String::from_utf8_lossy(&link.path))))
+        Err(fault(format!("{} is not a link", String::from_utf8_lossy(&link.path))))
     }
 
     /// Reads all metadata once and calls `found` with every run of blocks in use and every name, in any order. The root has

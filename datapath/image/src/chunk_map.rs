@@ -47,7 +47,7 @@ pub(crate) struct NotRead;
 
 impl From<NotRead> for IoError {
     fn from(_: NotRead) -> Self {
-        Self::new(IoErrorKind::Device, "the page of the manifest with this chunk was not read")
+        Self::new(IoErrorKind::Device, "a bug: the part of the manifest with this chunk was not read")
     }
 }
 

@@ -126,7 +126,7 @@ impl Drop for Ended<'_> {
 }
 
 fn join(thread: ScopedJoinHandle<'_, io::Result<()>>) -> io::Result<()> {
-    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that syncs panicked")))
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("a bug: the thread that syncs the file panicked")))
 }
 
 #[cfg(test)]

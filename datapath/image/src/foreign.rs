@@ -116,7 +116,7 @@ impl Foreign {
 
     fn open_reader(self, mut file: File, file_bytes: u64) -> Result<(Box<dyn ReadSeek>, Sizes), Refusal> {
         match self {
-            Self::Vhd => Err(Refusal::Damaged("a VHD is read without another crate".to_owned())),
+            Self::Vhd => Err(Refusal::Damaged("a bug: another reader opened this VHD".to_owned())),
             Self::Vhdx => {
                 // For a whole file the crate would use the length in the metadata, which is 0 for a block
                 // device.

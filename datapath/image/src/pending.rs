@@ -26,7 +26,7 @@ pub(crate) fn copy_piece(chunk: &[u8], piece: Piece, target: &mut [u8]) -> Resul
 }
 
 pub(crate) fn wrong_buffer() -> IoError {
-    IoError::new(IoErrorKind::Invalid, "the buffer's length differs from the request's")
+    IoError::new(IoErrorKind::Invalid, "a bug: the buffer's length differs from the request's")
 }
 
 /// Delays an answer until [`HeldAnswer`] is dropped. The receiver of an answer may remove things that the

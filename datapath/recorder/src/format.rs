@@ -174,7 +174,7 @@ pub enum ReadError {
     #[error("it cannot be read: {0}")]
     Io(#[from] io::Error),
     /// The file is not a recording, or has another format version.
-    #[error("it is no recording of requests: its first unpacked bytes are not those of one of this version")]
+    #[error("it is not a recording of requests of this version: its first unpacked bytes are others")]
     NotARecording,
     /// A field has an impossible value.
     #[error("byte {at} of the unpacked recording: {why}")]
@@ -277,10 +277,10 @@ impl<R: Read> Reader<R> {
             4 => Kind::Flush,
             5 => return Ok(Record::Dropped { time_us, count: first }),
             6 => return Ok(Record::End { time_us }),
-            other => return Err(broken(22, format!("{other} is no kind of a request"))),
+            other => return Err(broken(22, format!("{other} is not a kind of request"))),
         };
         let content = u8::try_from(number(23, 1)).ok().and_then(Content::from_code);
-        let content = content.ok_or_else(|| broken(23, "this is no class of contents".into()))?;
+        let content = content.ok_or_else(|| broken(23, "this is not a class of contents".into()))?;
         let size_bytes = self.volumes_bytes.get(usize::from(volume));
         let size_bytes = size_bytes.ok_or_else(|| broken(20, format!("there is no volume {volume}")))?;
         let end = first.checked_add(sectors).and_then(|end| end.checked_mul(SECTOR));

@@ -44,7 +44,7 @@ impl Wake for Waker {
                 let card: Mac = mac.parse().map_err(|_| {
                     BackendError::new(
                         ProblemKind::Invalid,
-                        format!("'{mac}' is no address of a network card"),
+                        format!("'{mac}' is not the address of a network card"),
                     )
                 })?;
                 wake::wake(interface, card).map_err(|error| {

@@ -519,7 +519,7 @@ impl Client {
     pub async fn audit_after(&self, after: i64) -> anyhow::Result<String> {
         let response = self.send(Method::GET, &format!("/api/v1/audit?after={after}"), None).await?;
         let body = response.into_body().collect().await.context("the daemon's answer ended early")?;
-        String::from_utf8(body.to_bytes().into()).context("the daemon's answer is no text")
+        String::from_utf8(body.to_bytes().into()).context("the daemon's answer is not text")
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {

@@ -41,7 +41,7 @@ pub async fn run(
             let (check, rest) = read(&opened, &file)?;
             if rest > 0 {
                 let advice = "the next 'headwater audit export' to it completes the line";
-                return Err(damaged(&file, "its last line is not complete").advise(advice).into());
+                return Err(damaged(&file, "the last line is not complete").advise(advice).into());
             }
             show_report(&file, &check, None, json)?;
         }
@@ -71,7 +71,7 @@ async fn export(client: Client, path: &Path, after: Option<i64>, json: bool) -> 
     }
     let before = check.lines;
     if after.is_some() && before > 0 {
-        let message = format!("cannot begin {} after an event: it has events", path.display());
+        let message = format!("cannot begin {} after an event: the file has events already", path.display());
         return Err(Problem::new(ProblemKind::Invalid, message)
             .advise("leave out --after, or name a new file")
             .into());
@@ -80,7 +80,7 @@ async fn export(client: Client, path: &Path, after: Option<i64>, json: bool) -> 
         // The line before it would show a change of its text, and is not in the file.
         let lines = client.audit_after(first.id.saturating_sub(1)).await?;
         if lines.lines().next().is_some_and(|line| !check.begins_like(line)) {
-            let why = format!("the first line of the file is not that of event {} in the history", first.id);
+            let why = format!("the first line of the file is not event {} of the daemon's history", first.id);
             return Err(discontinued(path, before, why).into());
         }
     }
@@ -88,7 +88,7 @@ async fn export(client: Client, path: &Path, after: Option<i64>, json: bool) -> 
         // A history that has no newer events could also be an older one, of a backup.
         let lines = client.audit_after(last.id.saturating_sub(1)).await?;
         if !lines.lines().next().is_some_and(|line| check.ends_with(line)) {
-            let why = format!("the history has no event {} like that in the file", last.id);
+            let why = format!("the daemon's history has no event {} like that in the file", last.id);
             return Err(discontinued(path, before, why).into());
         }
     }
@@ -127,7 +127,7 @@ fn discontinued(path: &Path, lines_before: u64, why: impl std::fmt::Display) -> 
 }
 
 fn damaged(path: &Path, why: impl std::fmt::Display) -> Problem {
-    Problem::new(ProblemKind::Damaged, format!("{} is no unchanged audit: {why}", path.display()))
+    Problem::new(ProblemKind::Damaged, format!("{} is not an unchanged audit log: {why}", path.display()))
 }
 
 /// Checks the lines of a file. Also returns how many bytes the last line has, if it does not end.

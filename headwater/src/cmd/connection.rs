@@ -54,7 +54,7 @@ pub async fn run(client: Client, command: ConnectionCommand, json: bool) -> anyh
             shown.end();
             let TaskResult::Swept(report) = result? else {
                 anyhow::bail!(
-                    "the daemon's answer is not the report of a sweep: does it have another version?"
+                    "the daemon did not answer with a report: it may be of another version than this program"
                 );
             };
             if json {

@@ -53,7 +53,7 @@ async fn exchange(
                     ahead.drain(..n);
                     is_told &= !ahead.is_empty();
                 }
-                Ok(0) => anyhow::bail!("the connection to the console accepts no more input: connect again"),
+                Ok(0) => anyhow::bail!("the connection to the console was closed for input: connect again"),
                 Err(e) => return Err(e).context("the connection to the console was lost"),
             },
             // A script waits until its guest reads. On a terminal all keys are read, because one may be Ctrl-].

@@ -19,7 +19,9 @@ pub async fn publish(
     let result = client.publish(image, &request, |step| shown.update(step)).await;
     shown.end();
     let TaskResult::Published(report) = result? else {
-        anyhow::bail!("the daemon's answer is not a published version: does it have another version?");
+        anyhow::bail!(
+            "the daemon did not answer with the published version: it may be of another version than this program"
+        );
     };
     if json { show::json(&report) } else { show_published(&report) }
 }
@@ -50,7 +52,7 @@ pub async fn unpublish(client: &Client, image: &str, connection: String, json: b
     shown.end();
     let TaskResult::Unpublished(removed) = result? else {
         anyhow::bail!(
-            "the daemon's answer is not the version that was removed: does it have another version?"
+            "the daemon did not answer with the removed version: it may be of another version than this program"
         );
     };
     if json { show::json(&removed) } else { show_unpublished(&removed) }

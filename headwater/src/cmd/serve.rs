@@ -143,7 +143,7 @@ async fn prepare_end(daemon: &mut Daemon, why: &Why) {
         Why::DatabaseLost(why) => {
             // Other controllers do not touch the machines of this host, and its next daemon takes them over.
             daemon.keep_all_machines();
-            tracing::error!("ending, because another controller may have the database: {why}");
+            tracing::error!("this daemon ends, because another controller may have the database: {why}");
         }
         Why::DisksEnded => {
             daemon.keep_no_machines();

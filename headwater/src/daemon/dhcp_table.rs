@@ -89,9 +89,9 @@ mod tests {
             ("", "missing field `network`"),
             ("network = []", "the table of networks is empty"),
             ("[[network]]\naddress = '10.77.0.0'", "'10.77.0.0' is not a network"),
-            ("[[network]]\naddress = '10.77.0.9/24'", "10.77.0.9/24 is no network"),
+            ("[[network]]\naddress = '10.77.0.9/24'", "10.77.0.9/24 is not a network"),
             ("[[network]]\naddress = '10.77.0.0/24'\nrage = 1", "unknown field `rage`"),
-            ("[[network]]\naddress = '10.77.0.0/24'\n[network.fixed]\nx = '10.77.0.5'", "'x' is no hardware"),
+            ("[[network]]\naddress = '10.77.0.0/24'\n[network.fixed]\nx = '10.77.0.5'", "'x' is not a hard"),
             (
                 "[[network]]\naddress = '10.77.0.0/24'\n[network.fixed]\n'02:00:00:00:00:0a' = '10.77.0.5'\n\
                  '02-00-00-00-00-0A' = '10.77.0.6'",

@@ -103,7 +103,7 @@ fn memory_directory(data_dir: &DataDir) -> Result<OwnedFd, String> {
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     let directory = rustix::fs::open(path.as_path(), flags, rustix::fs::Mode::empty()).map_err(failed)?;
     let is_tmpfs = rustix::fs::fstatfs(&directory).map_err(failed)?.f_type == TMPFS_MAGIC;
-    if is_tmpfs { Ok(directory) } else { Err(format!("{} is no tmpfs", path.display())) }
+    if is_tmpfs { Ok(directory) } else { Err(format!("{} is not a tmpfs", path.display())) }
 }
 
 /// The state of the keeper.

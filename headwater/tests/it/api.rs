@@ -355,14 +355,14 @@ fn the_history_is_exported_as_a_chain() {
     std::fs::write(&part, format!("{}\n{rest}", first.replace("uid 0", "uid 9"))).unwrap();
     let found = one.cli(&["audit", "check", part_path]).ok();
     assert!(found.contains("unchanged from the second one on"), "{found}");
-    one.cli(&["audit", "export", part_path]).fails(6, &["the first line of the file is not that of event"]);
+    one.cli(&["audit", "export", part_path]).fails(6, &["the first line of the file is not event"]);
 
     // Another history does not continue this one. The file stays as it was.
     let good = std::fs::read_to_string(&file).unwrap();
     other.with_tiny_machine("lab");
     other
         .cli(&["audit", "export", path])
-        .fails(6, &["is not that of event 1 in the history", "keep this file"]);
+        .fails(6, &["is not event 1 of the daemon's history", "keep this file"]);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), good);
 
     std::fs::write(&file, good.replacen("created", "removed", 1)).unwrap();

@@ -106,7 +106,7 @@ fn a_socket_that_cannot_be() {
     }
     std::fs::write(dir.path().join("file"), "precious").unwrap();
     export(dir.path(), "null:1G", &["--cache", "ram", "--nbd", "unix:file"])
-        .fails(4, &["no socket is in the way"]);
+        .fails(4, &["not a socket is in the way"]);
     assert_eq!(std::fs::read(dir.path().join("file")).unwrap(), b"precious");
     assert_eq!(names(dir.path()), ["file"]);
 }

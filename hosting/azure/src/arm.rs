@@ -571,7 +571,7 @@ impl Arm {
     ) -> Result<Answer, AzureError> {
         // The token is sent to the management service only, even if an answer names another URL.
         if !url.strip_prefix(&self.management).is_some_and(|rest| rest.starts_with('/')) {
-            let what = format!("{action}: an answer names another server than {}", self.management);
+            let what = format!("{action}: Azure's answer refers to another server than {}", self.management);
             return Err(AzureError::new(AzureErrorKind::Invalid, what));
         }
         let mut is_renewed = false;
@@ -668,7 +668,7 @@ fn vanished(action: &str) -> AzureError {
 }
 
 fn late(action: &str) -> AzureError {
-    let what = format!("{action}: Azure has not finished it within six hours");
+    let what = format!("{action}: Azure has not finished the operation within six hours");
     AzureError::new(AzureErrorKind::Unavailable, what)
         .advise("try again later; completed steps are not repeated")
 }

@@ -168,7 +168,7 @@ impl Machines {
             WhenOff::KeepMachine => self.act(id, "powerOff", "skipShutdown=true", &Value::Null).await,
             WhenOff::KeepDisk if state_of_machine(&there).place.is_local() => {
                 let what = format!(
-                    "cannot stop machine {} and keep its disk: the disk is on the host, and is lost with it",
+                    "cannot stop machine {} and keep its disk: a stop loses the disk, which is on the host",
                     id.as_str()
                 );
                 let advice = "let a stop delete the machine, or use a managed disk";
@@ -432,7 +432,7 @@ pub fn is_of_machine(path: &str) -> bool {
 /// The description of a failed creation whose reason was in a lost answer. It may have been the size.
 fn lost_reason(error: &AzureError) -> Option<String> {
     let is_lost = error.kind() == AzureErrorKind::Failed && error.code().is_none();
-    is_lost.then(|| "Azure could not finish it, and the answer with the reason was lost".to_owned())
+    is_lost.then(|| "Azure could not create it, and the answer with the reason was lost".to_owned())
 }
 
 /// Whether Azure does not permit an action, so that repeating it is useless.

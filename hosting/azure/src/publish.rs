@@ -175,13 +175,13 @@ async fn look(arm: &Arm, publication: &Publication) -> Result<Option<Value>, Azu
     if !arm.is_ours(&there) {
         let what = format!("{action}: a version of this number exists that this controller has not created");
         return Err(AzureError::new(AzureErrorKind::Exists, what)
-            .advise("nothing was changed; use another resource group, or remove it there"));
+            .advise("nothing was changed; use another resource group, or remove that version"));
     }
     let content = there.pointer("/tags").and_then(|tags| tags.get(CONTENT_TAG)).and_then(Value::as_str);
     if content != Some(publication.content.as_str()) {
-        let what = format!("{action}: it exists already, with another content");
+        let what = format!("{action}: the version exists already, with other contents");
         return Err(AzureError::new(AzureErrorKind::Exists, what)
-            .advise("'headwater image unpublish' removes it; or publish a newer version"));
+            .advise("'headwater image unpublish' removes that version; or publish a newer version"));
     }
     Ok(Some(there))
 }
@@ -407,10 +407,10 @@ async fn wait_for_replicas(
     progress(Step::Doing("waiting for the replicas".to_owned()));
     loop {
         let seen = replication(arm, publication).await?;
-        let seen =
-            seen.ok_or_else(|| failed(AzureErrorKind::NotFound, "it was removed in Azure meanwhile"))?;
+        let removed = || failed(AzureErrorKind::NotFound, "the version was removed in Azure meanwhile");
+        let seen = seen.ok_or_else(removed)?;
         if seen.has_failed {
-            return Err(failed(AzureErrorKind::Failed, "Azure could not copy it to its replicas")
+            return Err(failed(AzureErrorKind::Failed, "Azure could not copy the version to its replicas")
                 .advise("repeat the command later; if it fails again, 'headwater image unpublish' removes the version"));
         }
         if seen.is_ready {
@@ -418,7 +418,7 @@ async fn wait_for_replicas(
                 Some(replicas) if replicas != u64::from(publication.replicas) => {
                     let why = format!("Azure made {replicas} replicas instead of {}", publication.replicas);
                     Err(failed(AzureErrorKind::Failed, &why)
-                        .advise("unpublish it, and publish it again with a number that the region permits"))
+                        .advise("unpublish the version, and publish it again with fewer --replicas"))
                 }
                 _ => Ok(()),
             };

@@ -182,7 +182,7 @@ fn of_first_line(text: &str, fields: usize) -> Result<Format> {
         7 => Ok(Format::Msr),
         _ => bail!(
             "column 1: this is neither the head of SYSTOR '17 ({SYSTOR_HEAD}) nor a line of MSR Cambridge (seven fields), \
-             and the file is no recording of headwater"
+             and the file is not a recording of headwater"
         ),
     }
 }

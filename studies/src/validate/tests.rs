@@ -197,7 +197,7 @@ fn recordings_without_known_phases_are_refused() {
     let phases = file.with_extension("phases");
     let refused = |boot_s| format!("{:#}", Recorded::load(std::slice::from_ref(&file), boot_s).unwrap_err());
     std::fs::write(&phases, "boot\t0\tx\n").unwrap();
-    assert!(refused(None).contains("desk-0.phases: line 1: \"x\" is no time"), "{}", refused(None));
+    assert!(refused(None).contains("desk-0.phases: line 1: \"x\" is not a time"), "{}", refused(None));
     std::fs::write(&phases, "nap\t0\t5\n").unwrap();
     assert!(
         refused(None).contains("has an unknown phase \"nap\": known phases are boot, logon"),

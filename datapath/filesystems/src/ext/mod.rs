@@ -162,7 +162,7 @@ impl Ext {
     fn names(&mut self, number: u64, visits: &mut Visits, found: &mut EachName<'_>) -> Result<(), Fault> {
         let inode = self.inode(number)?;
         if inode.kind() != NodeKind::Directory {
-            return Err(fault(format!("inode {number} is no directory")));
+            return Err(fault(format!("inode {number} is not a directory")));
         }
         if let Some((first, second)) = inode.inline() {
             // The first four bytes are the parent.

@@ -35,7 +35,7 @@ pub enum BindError {
     },
     /// The path is a file of another kind, which must not be removed.
     #[error(
-        "cannot listen on '{path}': a file that is no socket is in the way; remove it or choose another path"
+        "cannot listen on '{path}': a file that is not a socket is in the way; remove it or use another path"
     )]
     NotASocket {
         /// The path.

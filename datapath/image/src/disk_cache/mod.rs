@@ -464,7 +464,7 @@ impl DiskCache {
         if largest > self.record_max_bytes() {
             let why = format!(
                 "version {} does not fit into the chunk cache {}: one of its chunks takes {largest} bytes, and with {} \
-                 bytes the cache takes chunks of at most {}: make it larger",
+                 bytes the cache takes chunks of at most {}: make the cache larger",
                 manifest.short(),
                 self.dir.display(),
                 self.capacity_bytes,
@@ -577,7 +577,7 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
             Mark::Begun => true,
             Mark::Foreign => {
                 let why =
-                    format!("{} is no chunk cache of this release: choose another directory", dir.display());
+                    format!("{} is not a chunk cache of this release: use another directory", dir.display());
                 return Err(ImageError::new(ImageErrorKind::Unsupported, why));
             }
         },
@@ -588,7 +588,7 @@ fn mark(dir: &Path) -> Result<(), ImageError> {
         let name = entry.map_err(failed)?.file_name();
         if name != "lock" && name != MARK_PART && !(is_begun && name == MARK_FILE) {
             let why = format!(
-                "{} is no chunk cache, and is not empty (it has {}): choose another directory",
+                "{} is not a chunk cache, and is not empty (it has {}): choose another directory",
                 dir.display(),
                 name.display()
             );

@@ -110,7 +110,7 @@ pub(crate) fn fetch_group(
 
 /// The error for a read by a store that did not run the check. The buffers may have other chunks.
 fn unchecked() -> ImageError {
-    ImageError::new(ImageErrorKind::Io, "chunks were not checked, and are not used")
+    ImageError::new(ImageErrorKind::Io, "a bug: the store did not check the chunks that it read")
 }
 
 /// Decompresses and checks one chunk of `object`.
@@ -284,7 +284,7 @@ fn put_each(disk: &DiskCache, chunks: &[ChunkRef], packed: &[u8]) {
 }
 
 fn unasked(chunk: &ChunkRef) -> StoreError {
-    StoreError::new(StoreErrorKind::Io, format!("chunk {} was not requested", chunk.hash))
+    StoreError::new(StoreErrorKind::Io, format!("a bug: chunk {} was read but not requested", chunk.hash))
 }
 
 type EachChunk<'a> = dyn FnMut(&ChunkRef, &[u8]) -> Result<(), StoreError> + 'a;

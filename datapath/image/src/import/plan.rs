@@ -117,5 +117,5 @@ impl Planner {
 }
 
 fn nonsense() -> ImageError {
-    ImageError::new(ImageErrorKind::Io, "the source of the import reports invalid extents")
+    ImageError::new(ImageErrorKind::Io, "the source (file system or NBD server) reports invalid extents")
 }

@@ -49,7 +49,7 @@ impl<'a> ByHash<'a> {
         let shown = self.store.shown();
         let place = ChunkKey::new(&object, chunk).sought_in(&shown);
         if self.round.is_unfound(place) {
-            return Err("no other data object has a usable copy (checked for another version)".to_owned());
+            return Err("no other data object has a usable copy (searched for another version)".to_owned());
         }
         self.look_for(chunk, object, version, cancel).map_err(|NoCopy { why, is_certain }| {
             // A store that did not answer now may do so when the next version is repaired.
@@ -72,13 +72,13 @@ impl<'a> ByHash<'a> {
             let why = "the store has chunks of another size".to_owned();
             return Err(NoCopy { why, is_certain: true });
         };
-        let (mut why, mut is_certain) = ("no other data object has it".to_owned(), true);
+        let (mut why, mut is_certain) = ("no other data object has the chunk".to_owned(), true);
         for copy in index.copies(&chunk.hash) {
             let Some(there) = index.object(copy.object).filter(|there| there.id != object) else { continue };
             let (id, stored_bytes) = (there.id, chunk.stored_bytes);
             if copy.stored_bytes != stored_bytes {
                 why = format!(
-                    "data object {id} has it with another compression, as {} bytes instead of {stored_bytes}",
+                    "data object {id} has it in another compression: {} bytes instead of {stored_bytes}",
                     copy.stored_bytes
                 );
                 continue;
@@ -88,7 +88,7 @@ impl<'a> ByHash<'a> {
             match read_checked(self.store, there, &copy, version.chunk_bytes(), unpack) {
                 Ok(stored) => return Ok(stored),
                 Err(e) => {
-                    why = format!("data object {id} has it too: {e}");
+                    why = format!("the copy of the chunk in data object {id} cannot be used: {e}");
                     // A damaged copy does not count.
                     is_certain &= e.kind().is_damage();
                 }
@@ -104,7 +104,7 @@ impl<'a> ByHash<'a> {
             }
             if self.round.is_given_up(&self.store.shown()) {
                 return Err(format!(
-                    "its manifests could not be read for {FAILURES_MAX} versions; they are read again in the next round"
+                    "the store's manifests could not be read for {FAILURES_MAX} versions; the next round reads them again"
                 ));
             }
             let built = ChunkIndex::build_for(self.store, version, &mut |bytes| {
@@ -112,7 +112,7 @@ impl<'a> ByHash<'a> {
                 cancel.check("the repair")
             });
             self.round.has_told(&self.store.shown(), built.is_ok());
-            built.map(Some).map_err(|e| format!("its manifests cannot be read: {e}"))
+            built.map(Some).map_err(|e| format!("the manifests of the store cannot be read: {e}"))
         });
         index.as_ref().map(Option::as_ref).map_err(String::clone)
     }

@@ -174,7 +174,7 @@ fn a_damaged_copy_is_searched_for_once_per_round() {
     let mended = repaired_in_turn(&sites, &there, 3);
     let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
     assert_eq!(read, [(1 + 2, 1), (1, 0), (1, 0)]);
-    assert!(mended[0].2.contains("has it too"), "{}", mended[0].2);
+    assert!(mended[0].2.contains("cannot be used"), "{}", mended[0].2);
     assert!(mended[1].2.contains("checked for another version"), "{}", mended[1].2);
 }
 
