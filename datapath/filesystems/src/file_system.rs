@@ -205,6 +205,6 @@ pub fn open(mut bytes: Bytes) -> Result<Box<dyn FileSystem>, Fault> {
         Kind::Ntfs => Ok(Box::new(Ntfs::open(bytes)?)),
         Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => Ok(Box::new(Ext::open(bytes)?)),
         Kind::Fat => Ok(Box::new(Fat::open(bytes)?)),
-        _ => Err(fault(format!("it is {found}, which is not read"))),
+        _ => Err(fault(format!("it is {found}, which headwater cannot read"))),
     }
 }

@@ -73,7 +73,7 @@ fn blocks_of_a_file_system_that_cannot_be_opened_are_unknown() {
     bytes[1024 + 0x63] |= 0x80;
     let found = of_memory(bytes.clone(), &all(bytes.len() / BLOCK));
     assert_eq!(found.classes.keys().collect::<Vec<_>>(), [&Class::Unknown]);
-    assert!(found.partitions[0].remarks[0].contains("features that are not read"), "{:?}", found.partitions);
+    assert!(found.partitions[0].remarks[0].contains("headwater cannot read"), "{:?}", found.partitions);
 }
 
 #[test]

@@ -84,7 +84,7 @@ impl Superblock {
             return Err(fault(format!("it spans {devices} disks, and only one disk can be read")));
         }
         if incompatible & !INCOMPATIBLE_READ != 0 {
-            return Err(fault(format!("it has features that are not read: {incompatible:#x}")));
+            return Err(fault(format!("it has features that headwater cannot read: {incompatible:#x}")));
         }
         let node_bytes = u64::from(u32_at(raw, 148));
         if !(4096..=65_536).contains(&node_bytes) || !node_bytes.is_power_of_two() {

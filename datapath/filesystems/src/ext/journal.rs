@@ -110,7 +110,8 @@ pub(super) fn committed(from: &mut dyn JournalBlocks, block_bytes: u64) -> Resul
         return Err(fault("the block size of its journal is not that of the file system"));
     }
     if incompat & !KNOWN != 0 {
-        return Err(fault(format!("its journal has features that are not read: {:#x}", incompat & !KNOWN)));
+        let unknown = incompat & !KNOWN;
+        return Err(fault(format!("its journal has features that headwater cannot read: {unknown:#x}")));
     }
     let fast_blocks = match (incompat & FAST_COMMIT, feature(0x54)) {
         (0, _) => 0,

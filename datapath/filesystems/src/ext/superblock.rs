@@ -113,7 +113,8 @@ impl Superblock {
         let (compat, incompat, ro_compat) = (u32_at(block, 0x5c), u32_at(block, 0x60), u32_at(block, 0x64));
         let unknown = incompat & !incompat::KNOWN;
         if unknown != 0 {
-            return Err(fault(format!("it has features that are not read: {unknown:#x} of \"incompat\"")));
+            let why = format!("it has features that headwater cannot read: {unknown:#x} of \"incompat\"");
+            return Err(fault(why));
         }
         let is_wide = incompat & incompat::WIDE != 0;
         let is_old = u32_at(block, 0x4c) == 0;

@@ -167,7 +167,7 @@ impl FileSystem for Ntfs {
     }
 
     fn remark(&self) -> Option<String> {
-        let dirty = "it was not unmounted: what was changed last may be only in its log, which is not read";
+        let dirty = "it was not unmounted: the last changes may be only in its log, which was not read";
         self.is_dirty.then(|| dirty.to_owned())
     }
 

@@ -92,7 +92,7 @@ impl Record {
     /// A record from its bytes on the disk. `None`: nobody uses it.
     pub(super) fn of(mut bytes: Vec<u8>) -> Result<Option<Self>, Fault> {
         fix_up(&mut bytes, *b"FILE")?;
-        let short = || fault("an MFT record is too short");
+        let short = || fault("damaged NTFS: a record of its file table (MFT) is too short");
         let flags = u16_at(&bytes, 22).ok_or_else(short)?;
         if flags & IN_USE == 0 {
             return Ok(None);

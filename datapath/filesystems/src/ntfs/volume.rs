@@ -53,7 +53,8 @@ impl Contents {
         match (found, attribute.value) {
             (None, Value::Resident(value)) => Ok(Self::Resident(value.to_vec())),
             (None, Value::Clusters(part)) => {
-                let sizes = part.sizes.ok_or_else(|| fault("the first part of an attribute is missing"))?;
+                let sizes = part.sizes;
+                let sizes = sizes.ok_or_else(|| fault("damaged NTFS: an attribute has no first part"))?;
                 let unit_clusters = match attribute.is_compressed() {
                     true => Some(unit_clusters(part.unit_power, layout)?),
                     false => None,
@@ -66,7 +67,7 @@ impl Contents {
                 stored.runs.add(&part, layout)?;
                 Ok(Self::Clusters(stored))
             }
-            _ => Err(fault("an attribute occurs twice")),
+            _ => Err(fault("damaged NTFS: a file has an attribute twice")),
         }
     }
 }
@@ -109,7 +110,8 @@ fn all_listed(list: &[u8], wanted: impl Fn(u32, &[u8]) -> bool) -> Result<Vec<Li
             let record = Reference::of(u64_at(entry, 16)?);
             Some((is_part, Listed { first: u64_at(entry, 8)?, record }, rest))
         };
-        let (is_part, part, after) = entry().ok_or_else(|| fault("an attribute list is invalid"))?;
+        let invalid = || fault("damaged NTFS: a list of attributes is invalid");
+        let (is_part, part, after) = entry().ok_or_else(invalid)?;
         rest = after;
         if is_part {
             out.push(part);
@@ -154,7 +156,7 @@ impl Volume {
         for part in listed(&list, types::DATA, &unnamed)?.into_iter().filter(|part| part.first > 0) {
             let record = self.extension(part.record, 0, first.sequence)?;
             let Some(attribute) = find(&record, types::DATA, &unnamed, part.first)? else {
-                return Err(fault("a part of its MFT is missing"));
+                return Err(fault("damaged NTFS: a part of its file table (MFT) is missing"));
             };
             if let Value::Clusters(part) = attribute.value {
                 self.mft.runs.add(&part, &self.layout)?;
@@ -212,14 +214,14 @@ impl Volume {
         let record = self.record(of.number)?.filter(|record| of.fits(record.sequence));
         let is_its =
             |record: &Record| record.base.is_some_and(|found| found.number == base && found.fits(sequence));
-        record.filter(is_its).ok_or_else(|| fault("a further MFT record of a file is missing"))
+        record.filter(is_its).ok_or_else(|| fault("damaged NTFS: a further MFT record of a file is missing"))
     }
 
     fn attribute_list(&mut self, record: &Record) -> Result<Option<Vec<u8>>, Fault> {
         let Some(list) = find(record, types::ATTRIBUTE_LIST, &unnamed, 0)? else { return Ok(None) };
         let list = Contents::join(None, &list, &self.layout)?;
         if list.size_bytes() > ATTRIBUTE_LIST_BYTES_MAX {
-            return Err(fault(format!("an attribute list of {} bytes is too long", list.size_bytes())));
+            return Err(fault(format!("damaged NTFS: a list of attributes has {} bytes", list.size_bytes())));
         }
         self.whole(&list).map(Some)
     }
@@ -229,7 +231,8 @@ impl Volume {
         let Some(base) = self.record(number)? else { return Ok(Vec::new()) };
         let list = self.attribute_list(&base)?.unwrap_or_default();
         let left = bytes_left.checked_sub(u64_of(list.len()));
-        *bytes_left = left.ok_or_else(|| fault("attribute lists are longer than their volume"))?;
+        let too_long = || fault("damaged NTFS: its lists of attributes are longer than the volume");
+        *bytes_left = left.ok_or_else(too_long)?;
         Ok(all_listed(&list, |_, _| true)?.into_iter().map(|part| part.record.number).collect())
     }
 
@@ -256,7 +259,7 @@ impl Volume {
                 false => Some(self.extension(part.record, number, base.sequence)?),
             };
             let attribute = find(other.as_ref().unwrap_or(&base), kind, is_name, part.first)?;
-            let attribute = attribute.ok_or_else(|| fault("a part of an attribute is missing"))?;
+            let attribute = attribute.ok_or_else(|| fault("damaged NTFS: an attribute lacks a part"))?;
             found = Some(Contents::join(found, &attribute, &self.layout)?);
         }
         Ok(found)
@@ -311,7 +314,7 @@ impl Volume {
     /// Unpacks the clusters that are compressed together and begin with `first`.
     fn read_unit(&mut self, runs: &Runs, first: u64, unit: u64, into: &mut Vec<u8>) -> Result<(), Fault> {
         if first >= runs.end() {
-            return Err(fault("an attribute is longer than its clusters"));
+            return Err(fault("damaged NTFS: an attribute is longer than its clusters"));
         }
         let is_stored = |at: &u64| runs.run_of(*at).is_some_and(|run| run.on_disk.is_some());
         let stored = (first..first.saturating_add(unit)).take_while(is_stored).count();
@@ -358,7 +361,7 @@ fn read_runs(bytes: &mut Bytes, layout: &Layout, runs: &Runs, at: u64, into: &mu
     while done < into.len() {
         let from = at.saturating_add(u64_of(done));
         let run = runs.run_of(from / layout.cluster_bytes);
-        let run = run.ok_or_else(|| fault("an attribute is longer than its clusters"))?;
+        let run = run.ok_or_else(|| fault("damaged NTFS: an attribute is longer than its clusters"))?;
         // All places in a run were checked to be in the volume, which has fewer than 2^64 bytes.
         let skip = from - run.first * layout.cluster_bytes;
         let left = run.clusters.saturating_mul(layout.cluster_bytes).saturating_sub(skip);

@@ -80,10 +80,10 @@ impl Superblock {
             return Err(fault("it is not an XFS of version 4 or 5"));
         }
         if is_v5 && incompatible & !INCOMPATIBLE_READ != 0 {
-            return Err(fault(format!("it has features that are not read: {incompatible:#x}")));
+            return Err(fault(format!("it has features that headwater cannot read: {incompatible:#x}")));
         }
         if !is_v5 && be16_at(sector, 100) & DIRECTORIES_V2 == 0 {
-            return Err(fault("it has directories of version 1, which are not read"));
+            return Err(fault("it has directories of version 1, which headwater cannot read"));
         }
         let [block_bits, sector_bits, inode_size_bits, inode_bits, group_bits] =
             [120, 121, 122, 123, 124].map(|at| u32::from(u8_at(sector, at)));

@@ -163,7 +163,7 @@ mod tests {
             place: "partition 2".to_owned(),
             files: Vec::new(),
             present: Vec::new(),
-            unread: Some("it is XFS, which is not read".to_owned()),
+            unread: Some("it is XFS, which headwater cannot read".to_owned()),
         };
         let ProvisioningAgent::Unreadable(why) = agent_in(&[unread]) else { panic!("it is known") };
         assert!(why.contains("partition 2: it is XFS"), "{why}");
