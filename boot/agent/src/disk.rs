@@ -96,7 +96,8 @@ pub(crate) fn open(settings: &Settings) -> anyhow::Result<RootDisk> {
 /// Opens the image. Retries without end: restarting the machine instead would not help.
 fn read_image(settings: &Settings, memory_bytes: u64) -> anyhow::Result<Arc<VersionReader>> {
     let manifest: Hash = settings.manifest.parse().ok().context("the boot server sent no valid manifest")?;
-    let servers = ServerUrl::parse_list(&settings.servers).context("the boot server sent no valid servers")?;
+    let servers =
+        ServerUrl::parse_list(&settings.servers).context("the boot server sent no valid servers")?;
     let mut options = headwater_remote::Options::new(servers);
     options.token_file = Some(TOKEN_FILE.into()).filter(|file: &PathBuf| file.exists());
     options.ca_file = Some(CA_FILE.into()).filter(|file: &PathBuf| file.exists());

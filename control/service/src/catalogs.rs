@@ -18,7 +18,7 @@ pub(crate) enum CatalogError {
     InUse { catalog: String, machines: Vec<String> },
     #[error("cannot have catalog '{catalog}' boot image '{image}': it is pinned to '{pin}'")]
     Pinned { catalog: String, pin: String, image: String },
-    #[error("cannot pin catalog '{catalog}' to '{version}': it boots image '{image}'")]
+    #[error("cannot pin catalog '{catalog}' to '{version}': the catalog boots image '{image}'")]
     OtherImage { catalog: String, version: String, image: String },
     #[error("cannot change catalog '{catalog}': task {task} changes its machines")]
     Busy { catalog: String, task: i64 },
@@ -54,14 +54,14 @@ impl Explain for CatalogError {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Unknown(_) => Some("'headwater catalog list' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater catalog list' shows all catalogs".to_owned()),
             Self::InUse { .. } => Some("remove its machines first".to_owned()),
             Self::KeepsDisks(_) => Some("use a catalog without --persistent".to_owned()),
             Self::Pinned { catalog, .. } => Some(format!("'headwater image unpin {catalog}' first")),
             Self::OtherImage { image, .. } => {
-                Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
+                Some(format!("'headwater image versions {image}' shows the possible versions"))
             }
-            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Busy { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task")),
             Self::Db(e) => e.advice(),
         }
     }

@@ -28,7 +28,7 @@ impl Explain for NoConnection {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Unknown(_) => Some("'headwater connection list' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater connection list' shows all connections".to_owned()),
             Self::Db(source) => source.advice(),
         }
     }

@@ -95,7 +95,7 @@ pub async fn logout(named: Option<String>, json: bool) -> anyhow::Result<u8> {
     let Some(context) = contexts.choose(Some(&name))? else {
         let message = "there is no login to end: commands go to the daemon of this host";
         return Err(Problem::new(ProblemKind::Invalid, message)
-            .advise("name a server with --context; 'headwater context list' shows all")
+            .advise("name a server with --context; 'headwater context list' shows all servers")
             .into());
     };
     let client = Client::remote(context)?;

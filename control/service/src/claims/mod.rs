@@ -125,7 +125,7 @@ impl Explain for ClaimError {
                     .to_owned(),
             ),
             Self::KeyEnded { .. } => Some("use another key for another claim".to_owned()),
-            Self::Unknown(_) => Some("'headwater catalog claims' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater catalog claims' shows all claims".to_owned()),
             Self::Catalog(e) => e.advice(),
             Self::Db(e) => e.advice(),
         }

@@ -411,7 +411,7 @@ impl Explain for LifecycleError {
                  without it"
                     .to_owned(),
             ),
-            Self::Unknown(_) => Some("'headwater machine list' shows all".to_owned()),
+            Self::Unknown(_) => Some("'headwater machine list' shows all machines".to_owned()),
             Self::Target { what: "start" | "reset", .. } => Some(
                 "switch the computer itself on; each time it boots, it starts with a fresh disk".to_owned(),
             ),

@@ -85,7 +85,7 @@ impl Explain for Error {
                 "remove each catalog with its machines: 'headwater catalog scale CATALOG 0 --force' and 'headwater catalog \
                  remove CATALOG'; if the cloud is gone, 'headwater connection remove {connection} --forget'"
             )),
-            Self::InUse { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::InUse { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task")),
             Self::NoSecret(name, _) => {
                 Some(format!("'headwater connection remove {name}', and add it again with --auth secret"))
             }

@@ -16,7 +16,7 @@ use crate::retention::{ReferenceKind, Referrer};
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot pin machine '{machine}' to '{version}': it boots image '{image}'")]
+    #[error("cannot pin machine '{machine}' to '{version}': the machine boots image '{image}'")]
     OtherImage { machine: String, version: String, image: String },
 }
 
@@ -27,7 +27,7 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         let Self::OtherImage { image, .. } = self;
-        Some(format!("'headwater image versions {image}' shows what it can be pinned to"))
+        Some(format!("'headwater image versions {image}' shows the possible versions"))
     }
 }
 

@@ -21,7 +21,7 @@ impl Explain for Unknown {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("'headwater token list' shows all".to_owned())
+        Some("'headwater token list' shows all tokens".to_owned())
     }
 }
 

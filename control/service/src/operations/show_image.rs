@@ -21,7 +21,7 @@ impl Explain for Error {
     }
 
     fn advice(&self) -> Option<String> {
-        Some("'headwater image list' shows all".to_owned())
+        Some("'headwater image list' shows all images".to_owned())
     }
 }
 

@@ -97,7 +97,7 @@ impl Explain for Error {
             Self::Unknown(_) => Some("'headwater node list' shows all hosts".to_owned()),
             Self::Away(_) => Some("start the node on that host, and drain the host again".to_owned()),
             Self::CatalogBusy { task, .. } | Self::Busy { task, .. } => {
-                Some(format!("'headwater task wait {task}', or cancel it"))
+                Some(format!("run 'headwater task wait {task}', or cancel the task"))
             }
             Self::Db(e) => e.advice(),
         }

@@ -56,9 +56,9 @@ const STARTS_MAX: u32 = 3;
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot roll catalog '{catalog}': task {task} changes it")]
+    #[error("cannot roll catalog '{catalog}': task {task} changes the catalog")]
     Busy { catalog: String, task: i64 },
-    #[error("cannot roll catalog '{catalog}' to '{to}': it boots image '{image}'")]
+    #[error("cannot roll catalog '{catalog}' to '{to}': the catalog boots image '{image}'")]
     OtherImage { catalog: String, to: String, image: String },
     #[error("cannot roll catalog '{catalog}' to '{to}': the version is retired")]
     Retired { catalog: String, to: String },
@@ -101,7 +101,7 @@ impl Explain for Error {
 
     fn advice(&self) -> Option<String> {
         match self {
-            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Busy { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task")),
             Self::OtherImage { image, .. } => Some(format!(
                 "'headwater image versions {image}' shows its versions; 'headwater catalog set' changes the image"
             )),

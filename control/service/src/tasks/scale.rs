@@ -82,7 +82,7 @@ enum Error {
         .kept.join(", ")
     )]
     Kept { catalog: String, count: u32, has: usize, kept: Vec<String> },
-    #[error("cannot change the number of machines of catalog '{catalog}': task {task} changes it")]
+    #[error("cannot change the number of machines of catalog '{catalog}': task {task} changes the catalog")]
     Busy { catalog: String, task: i64 },
     #[error("cannot give catalog '{catalog}' {count} machines: the hosts have memory for {more} more")]
     NoRoom {
@@ -130,7 +130,7 @@ impl Explain for Error {
                     .to_owned(),
             ),
             Self::NoRoom { .. } => Some("stop machines, or add a host ('headwater node token')".to_owned()),
-            Self::Busy { task, .. } => Some(format!("'headwater task wait {task}', or cancel it")),
+            Self::Busy { task, .. } => Some(format!("run 'headwater task wait {task}', or cancel the task")),
             Self::Db(e) => e.advice(),
         }
     }
@@ -224,7 +224,10 @@ async fn check_list(
             continue;
         }
         if repo.catalogs().by_name(name).await?.is_some() {
-            return taken(*line, format!("a catalog '{name}' exists, and 'image pin NAME' could mean either"));
+            return taken(
+                *line,
+                format!("a catalog '{name}' exists, and 'image pin NAME' could mean either"),
+            );
         }
         if let Some(mac) = mac
             && let Some(other) = repo.machines().by_mac(mac).await?

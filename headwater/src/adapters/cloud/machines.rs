@@ -254,7 +254,8 @@ impl Offered {
                 accelerated_networking: offer.has_accelerated_networking,
             });
         }
-        let unlisted = missing.iter().map(|size| format!("{size}: {region} does not list this size any more"));
+        let unlisted =
+            missing.iter().map(|size| format!("{size}: {region} does not list this size any more"));
         Ok((choices, unlisted.collect()))
     }
 }

@@ -329,7 +329,9 @@ impl Connection<'_> {
                 .room(head_bytes.saturating_add(len))
                 .and_then(|r| r.split_at_mut_checked(head_bytes))
             else {
-                return Err(End::Fault("a reply does not fit its buffer: this is a bug of the server".into()));
+                return Err(End::Fault(
+                    "a reply does not fit its buffer: this is a bug of the server".into(),
+                ));
             };
             self.device.try_now(Op::Read { range, into })
         };
