@@ -488,6 +488,7 @@ export interface CreateJoinToken {
 
 /** A machine to create. */
 export interface CreateMachine {
+  address?: FixedAddress;
   boot?: BootFrom;
   cache?: CacheSettings;
   /** The catalog that it belongs to: the catalog decides what it boots, and is the default of the fields below. */
@@ -670,6 +671,18 @@ export interface FileId {
 /** The firmware of a virtual machine. */
 export type Firmware = "bios" | "uefi";
 
+/** A fixed IPv4 address of a machine's network card. */
+export interface FixedAddress {
+  /** The DNS servers, 3 at most. */
+  dns?: string[];
+  /** The router of the network. Absent: the guest reaches only its own network. */
+  gateway?: string;
+  /** The address. */
+  ip: string;
+  /** The length of the network's prefix: 1 to 30. */
+  prefix: number;
+}
+
 /** The users of a guest. */
 export interface GuestUsers {
   /** How many are logged in. A user with several sessions counts several times. */
@@ -767,6 +780,7 @@ export type Hours = string;
 
 /** The identity of a guest, which it gets on the seed disk at every start. */
 export interface Identity {
+  address?: FixedAddress;
   /** Its host name. */
   host_name: string;
   /** Its machine-id: 32 hexadecimal digits. */
@@ -874,6 +888,7 @@ export interface LeftMachine {
 
 /** A machine of a list. */
 export interface ListedMachine {
+  address?: FixedAddress;
   /** The number of its line in a file, or of its place in the list: errors name it. */
   line: number;
   /** The MAC address of its network card. Absent: it is generated. */
