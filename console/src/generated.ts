@@ -630,7 +630,7 @@ export interface ExecRequest {
   argv: string[];
   /** Its standard input, in base64; at most 1 MiB. Absent: empty. */
   stdin_base64?: string;
-  /** Timeout of the command. */
+  /** Timeout of the command, and before that of the wait until the guest has booted. */
   timeout_ms?: number;
 }
 

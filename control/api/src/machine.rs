@@ -636,7 +636,7 @@ pub struct SetMachine {
 pub struct ExecRequest {
     /// The program (an absolute path, or found in the guest agent's search path) and its arguments.
     pub argv: Vec<String>,
-    /// Timeout of the command.
+    /// Timeout of the command, and before that of the wait until the guest has booted.
     #[serde(default = "ExecRequest::default_timeout_ms")]
     pub timeout_ms: u64,
     /// Its standard input, in base64; at most 1 MiB. Absent: empty.

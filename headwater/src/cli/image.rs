@@ -1,5 +1,5 @@
-//! Subcommands and options of `headwater image`: images, their versions and channels, maintenance sessions, and boot
-//! traces.
+//! Subcommands and options of `headwater image`: images, their versions and channels, maintenance sessions, boot traces,
+//! and publishing to Azure. `crate::cmd::image` executes them.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::streaming;
 /// `headwater image ...`.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// Make a version of a raw, qcow2, VHD, VHDX or VMDK file, or of an NBD export
+    /// Import a raw, qcow2, VHD, VHDX or VMDK file, or an NBD export, as a new version
     Import {
         /// A file, - for standard input, or nbd://HOST[:PORT]/NAME, nbd+unix:///NAME?socket=PATH, or with TLS
         /// nbds://HOST[:PORT]/NAME[?tls-certificates=DIR] or nbds+unix://..; tls-hostname=NAME is the name in the server's certificate
@@ -59,7 +59,7 @@ pub enum ImageCommand {
     },
     /// Point a channel to a version; machines boot it at their next boot
     Promote {
-        /// IMAGE@NUMBER or IMAGE@HASH; with --cancel IMAGE
+        /// IMAGE@NUMBER or IMAGE@HASH; with --cancel: only IMAGE
         #[arg(add = complete::images())]
         image: String,
         /// test or production
@@ -216,13 +216,14 @@ pub enum ImageCommand {
         /// The connection
         #[arg(long, add = complete::connections())]
         connection: String,
-        /// The number of replicas in the region; each permits 20 machines to be made at the same time [default: 1]
+        /// The number of replicas in the region; Microsoft advises one for each 20 machines that are made at the same time [default: 1]
         #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100))]
         replicas: Option<u32>,
-        /// Publish it even if no program is found in it that reports to Azure: no cloud-init, no waagent, no unit for that
+        /// Publish it even if no program is found in it that reports to Azure: no cloud-init, no waagent, no systemd unit that
+        /// reports
         #[arg(long)]
         no_agent_check: bool,
-        /// It boots from NVMe disks too, which sizes of v6 need
+        /// State that the version can boot from NVMe disks, which sizes of series v6 need
         #[arg(long)]
         nvme: bool,
     },
@@ -257,7 +258,7 @@ pub enum ImageCommand {
 /// `headwater image trace ...`.
 #[derive(Debug, Subcommand)]
 pub enum TraceCommand {
-    /// Show how many boots it was made from, what it contains, and where it is stored
+    /// Show how many boots the boot trace was made from, what the trace contains, and where it is stored
     Show {
         /// IMAGE, IMAGE:CHANNEL, IMAGE@NUMBER or IMAGE@HASH
         #[arg(add = complete::images())]

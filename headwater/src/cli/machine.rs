@@ -140,7 +140,7 @@ pub enum MachineCommand {
     /// List all machines, or those that match a filter
     List {
         /// Only those that match all terms, such as state:running catalog:class version:old 'ram>80%' desk; ! before
-        /// a term means "not"
+        /// a term means "not" (instead of -, which would begin an option)
         filter: Vec<String>,
         /// Sort by: name, state, ram, disk, cache (RAM and disk together), iops or boot
         #[arg(long, value_name = "ORDER", default_value_t, value_parser = MachineSort::parse)]

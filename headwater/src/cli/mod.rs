@@ -133,7 +133,7 @@ pub enum Command {
     Token(TokenCommand),
     /// Use the API of a server on another host from now on
     Login(LoginArgs),
-    /// End the login to the current server, or to that of --context, and forget the server
+    /// Forget the current server, or that of --context, and its token; a login with --oidc also ends at the server
     Logout,
     /// List, choose and forget the servers of 'headwater login'
     #[command(subcommand)]
@@ -166,8 +166,8 @@ pub enum Command {
     /// Write the history to a file as a hash chain, and check such a file: changed and removed events are found
     #[command(subcommand)]
     Audit(AuditCommand),
-    /// Serve one volume over NBD, vhost-user, iSCSI or as a file in the foreground, or one for each of many machines, without
-    /// a daemon
+    /// Serve one volume in the foreground over one or more of NBD, vhost-user, iSCSI, FUSE and a block device, or one volume
+    /// for each of many machines, without a daemon
     Export(ExportArgs),
     /// Make one volume a block device of this kernel, until Ctrl-C, SIGTERM or 'headwater detach'
     #[command(mut_group("front-end", |group| group.required(false)))]

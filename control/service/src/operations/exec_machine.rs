@@ -47,9 +47,8 @@ impl Explain for Error {
     }
 }
 
-/// Runs a command in the guest through its agent and waits for its end. If the guest is booting, waits for that first. A
-/// command that fails is a result with an
-/// exit code, not a failed request.
+/// Runs a command in the guest through its agent and waits for its end. If the guest is still booting, waits until it has
+/// booted first. A command that fails is a result with an exit code, not a failed request.
 #[utoipa::path(
     post,
     path = "/api/v1/machines/{machine}/exec",
@@ -59,10 +58,10 @@ impl Explain for Error {
     request_body = ExecRequest,
     responses(
         (status = 200, body = ExecResult),
-        (status = 400, description = "No command, or a standard input that is too long", body = Problem),
+        (status = 400, description = "No command, or a standard input that is too long or not valid base64", body = Problem),
         (status = 404, description = "No such machine", body = Problem),
         (status = 409, description = "The machine is off, or was switched off meanwhile", body = Problem),
-        (status = 500, description = "The guest agent does not answer", body = Problem),
+        (status = 500, description = "The guest agent does not answer, or the guest has not booted in time", body = Problem),
         (status = 503, description = "The daemon is stopping; a command that ran was ended", body = Problem),
     ),
 )]

@@ -62,8 +62,7 @@ pub(super) struct Query {
     /// Only events older than the event with this id. For the next page, the id of the last event of a page.
     before: Option<i64>,
     /// Only events newer than the event with this id, oldest first. A client that gives the id of the last event as the
-    /// next `after` sees each event
-    /// once.
+    /// next `after` sees each event once.
     after: Option<i64>,
     /// With `after`: if there is no event, wait for one for this number of seconds, at most 60.
     wait_s: Option<u64>,
