@@ -173,17 +173,17 @@ export interface CatalogAdvice {
   host: HostAdvice;
   /** Runs in which writes waited for space. They could have needed more. */
   limited_runs: number;
-  /** The same of the largest run. */
+  /** The highest peak of live bytes of all runs. */
   live_max_bytes: number;
-  /** The most bytes that lived in the write cache, of the run in the middle. */
+  /** The median over all runs of a run's peak of live bytes. */
   live_median_bytes: number;
   /** The write cache of a machine that is made now. */
   now: CacheSettings;
   /** The share of all written bytes that never went to the overflow disk, with the limits of that time. */
   ram_share?: number;
-  /** Why it is so, in one sentence. */
+  /** The reason for the advice, or for its absence, in one sentence. */
   reason: string;
-  /** Runs that it rests on: the newest 1,000 on this host. */
+  /** Runs from which the advice is computed: the newest 1,000 on this host. */
   runs: number;
   /** Runs that are needed for an advice. */
   runs_needed: number;
@@ -743,7 +743,7 @@ export interface HostAdvice {
   configured_bytes: number;
   /** Days until that is full, if it goes on as in the samples. Absent if the free space does not shrink, or not surely. */
   days_to_full?: number;
-  /** The same at the earliest, with a certainty of 95 %. */
+  /** Lower bound of `days_to_full`, with a certainty of 95 %. */
   days_to_full_at_least?: number;
   /** Free bytes of the file system of the data directory. */
   free_bytes: number;
@@ -751,7 +751,7 @@ export interface HostAdvice {
   live_p99_bytes?: number;
   /** RAM with which nothing of that is spilled: a value for `serve --cache-ram`. */
   ram_bytes?: number;
-  /** How often it was measured: each five minutes for at most a week, since the daemon started. */
+  /** Number of measurements since the daemon started: one every five minutes, at most those of a week. */
   samples: number;
 }
 

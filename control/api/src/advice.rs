@@ -42,7 +42,7 @@ pub struct AdvisedSizes {
 /// What the write caches of a host take together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostAdvice {
-    /// How often it was measured: each five minutes for at most a week, since the daemon started.
+    /// Number of measurements since the daemon started: one every five minutes, at most those of a week.
     pub samples: u64,
     /// The most bytes that lived in all write caches at the same time, except in 1 % of the samples. Machines do not peak together, so that
     /// this is less than the sum of their peaks. Absent with fewer than 100 samples.
@@ -58,7 +58,7 @@ pub struct HostAdvice {
     /// Days until that is full, if it goes on as in the samples. Absent if the free space does not shrink, or not surely.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days_to_full: Option<f64>,
-    /// The same at the earliest, with a certainty of 95 %.
+    /// Lower bound of `days_to_full`, with a certainty of 95 %.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub days_to_full_at_least: Option<f64>,
 }
@@ -68,7 +68,7 @@ pub struct HostAdvice {
 pub struct CatalogAdvice {
     /// The catalog.
     pub catalog: String,
-    /// Runs that it rests on: the newest 1,000 on this host.
+    /// Runs from which the advice is computed: the newest 1,000 on this host.
     pub runs: u64,
     /// Runs that are needed for an advice.
     pub runs_needed: u64,
@@ -76,9 +76,9 @@ pub struct CatalogAdvice {
     pub limited_runs: u64,
     /// The write cache of a machine that is made now.
     pub now: CacheSettings,
-    /// The most bytes that lived in the write cache, of the run in the middle.
+    /// The median over all runs of a run's peak of live bytes.
     pub live_median_bytes: u64,
-    /// The same of the largest run.
+    /// The highest peak of live bytes of all runs.
     pub live_max_bytes: u64,
     /// The share of all written bytes that never went to the overflow disk, with the limits of that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ pub struct CatalogAdvice {
     /// The advice. Absent if there are not enough runs, or if too many ran out of space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advised: Option<AdvisedSizes>,
-    /// Why it is so, in one sentence.
+    /// The reason for the advice, or for its absence, in one sentence.
     pub reason: String,
     /// The host that the runs are of.
     pub host: HostAdvice,
