@@ -13,10 +13,10 @@
 //!
 //! # Limits
 //! [`KERNEL_BYTES_MAX`], [`INITRD_BYTES_MAX`], [`OPTIONS_BYTES_MAX`]; the files of [`VERSIONS_MAX`] versions are
-//! kept, those that were used last.
+//! kept, those that were extracted last. A version whose files were removed is extracted again when it is needed.
 //!
 //! # Errors
-//! [`ArtefactError`] says what a version lacks and what to do about it.
+//! [`ArtefactError`] says what a version lacks; of a version that is not prepared for network boot, also what to do.
 //!
 //! # Not here
 //! Which machine boots which version, HTTP, the agent in the initramfs.
@@ -190,17 +190,18 @@ impl Kept {
         fs::rename(&new, &dir)
     }
 
+    /// Makes space for one more version: removes those that were extracted first.
     fn remove_oldest(&self) {
         let Ok(entries) = fs::read_dir(&self.dir) else { return };
         let mut kept: Vec<_> = entries
             .flatten()
-            .filter_map(|entry| Some((entry.metadata().ok()?.accessed().ok()?, entry.path())))
+            .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         kept.sort();
         let over = (kept.len() + 1).saturating_sub(VERSIONS_MAX);
         for (_, path) in kept.iter().take(over) {
             if let Err(error) = fs::remove_dir_all(path) {
-                tracing::warn!(path = %path.display(), %error, "cannot remove the kernel of the least recently used version");
+                tracing::warn!(path = %path.display(), %error, "cannot remove the kernel of the version that was extracted first");
             }
         }
     }
@@ -295,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_were_not_used_lately_make_room() {
+    fn versions_that_were_extracted_first_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let kept = Kept::new(dir.path().join("kept"));
         let version = disk(dir.path(), &PREPARED);

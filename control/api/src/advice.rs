@@ -1,12 +1,13 @@
 //! Advice on the sizes of write caches, from what they took in earlier runs. A run is the time from a start of a
-//! machine to its end. Only the types of the answer to `headwater catalog advice`: `control/service` computes it.
+//! machine to its end. The types of the answer to `headwater catalog advice`, and the formulas from bytes to sizes;
+//! `control/service` evaluates the runs.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::machine::CacheSettings;
 
-/// How many runs it takes until the largest one is, with a certainty of 95 %, at least what 95 % of all runs need.
+/// The runs that an advice needs: with a confidence of 95 %, the largest of so many peaks covers 95 % of all runs.
 pub const RUNS_NEEDED: u64 = 59;
 
 /// If more than this share of the runs had to wait for space, their peaks say little: they could have been higher.

@@ -1,16 +1,17 @@
 //! The filter language of lists, shared by the API, the command line and the console. The database evaluates the
-//! terms about stored columns ([`Filter::stored`]); the other terms depend on the present state of machines
-//! ([`Filter::live`]).
+//! terms about stored columns ([`Filter::stored`]), also `state:`. The other terms ([`Filter::live`]) are about values
+//! that only the running daemon knows: use of the write cache, IOPS, alarms, and whether the version is outdated.
 //!
 //! ```text
 //!   filter = term*                      all terms must match
 //!   term   = ["-"] (word | key ":" value ("," value)* | key ("<" | "<=" | ">" | ">=") number)
 //!   value  = text with "*" for any characters, or "text with blanks"
-//!   number = digits with one of the units %, s, K, M, G, T
+//!   number = decimal number, with an optional unit: %, s, K, M, G, T (K = 1024)
 //! ```
 //!
-//! Example: `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches names that
-//! contain it. Upper and lower case letters match each other.
+//! Example: `state:running,booting catalog:class version:old ram>80% -name:test-*`. A word alone matches machines whose
+//! name contains it, tasks whose subject contains it, and events whose subject or detail contains it. Upper and lower
+//! case letters match each other.
 
 use crate::machine::{CacheMode, Machine, MachineState};
 use crate::problem::{Problem, ProblemKind};
@@ -32,7 +33,8 @@ struct Keys {
     example: &'static str,
 }
 
-/// The keys of machines.
+/// The keys of machines. The text of `boot` is where the machine boots from; its number is how many seconds the last
+/// boot took.
 const MACHINES: Keys = Keys {
     texts: &["name", "state", "catalog", "image", "version", "mac", "boot", "cache", "scheme", "is"],
     numbers: &["ram", "disk", "iops", "boot", "memory"],
@@ -95,7 +97,7 @@ pub struct Term {
 /// The test of a term. All texts are in lower case.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Test {
-    /// The name contains this.
+    /// The name (of a task or event: the subject) contains this.
     Word(String),
     /// The text of a key matches one of the values, in which `*` stands for any characters.
     Text {
@@ -120,7 +122,7 @@ pub enum Test {
 }
 
 impl Test {
-    /// Whether the test depends on the present state of machines, which no database knows.
+    /// Whether the test is about a value that is not in the database, because only the running daemon knows it.
     fn is_live(&self) -> bool {
         match self {
             Self::Word(_) | Self::Within(_) => false,
@@ -202,13 +204,15 @@ impl Filter {
         Self(self.0.iter().filter(|term| !term.test.is_live()).cloned().collect())
     }
 
-    /// The other terms: about use, alarms, and outdated versions.
+    /// The other terms: about use of the write cache, IOPS, alarms, and outdated versions.
     #[must_use]
     pub fn live(&self) -> Self {
         Self(self.0.iter().filter(|term| term.test.is_live()).cloned().collect())
     }
 
-    /// Whether a term depends on the states of machines.
+    /// Whether a term is about the states of machines (`state:`, `is:on`, `is:off`). The database evaluates such terms
+    /// with the stored states. If a host is lost, states other than the stored ones are shown, so the caller evaluates
+    /// them.
     pub fn is_about_state(&self) -> bool {
         self.0.iter().any(|term| match &term.test {
             Test::Text { key, values } if key == "is" => {

@@ -32,7 +32,7 @@ impl Scopes {
         let invalid = |message: String| Err(Problem::new(ProblemKind::Invalid, message));
         if self.catalogs.is_empty() && self.images.is_empty() {
             return invalid(
-                "the scopes are empty, so the token would permit nothing: give at least one catalog or image"
+                "the scopes are empty, so they would permit nothing: give at least one catalog or image"
                     .to_owned(),
             );
         }
@@ -46,8 +46,10 @@ impl Scopes {
             !pattern.is_empty() && pattern.len() <= MAX_NAME_BYTES && pattern.bytes().all(known)
         };
         let odd = |what: &str, pattern: &String| {
-            let message =
-                format!("'{}' is not the name or a pattern of the names of {what}", pattern.escape_debug());
+            let message = format!(
+                "'{}' is neither the name of {what} nor a pattern of such names",
+                pattern.escape_debug()
+            );
             let advice =
                 "use the name, or a part of it with '*', such as class-*; a scope has no version or channel";
             Err(Problem::new(ProblemKind::Invalid, message).advise(advice))

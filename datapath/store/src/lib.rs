@@ -1,4 +1,8 @@
-//! Stores the bytes of images, and which versions exist. Step 5 of the data path.
+//! Stores the bytes of images, and which versions exist. Step 5 of the data path (`datapath/README.md`).
+//!
+//! [`Store`] has two implementations that write: [`LocalDir`] (a directory, one writing process at a time) and
+//! [`S3Store`](s3::S3Store) (a bucket, any number of writers). The picture shows the files of a directory; a
+//! bucket has the same names as keys.
 //!
 //! ```text
 //!   image name --refs--> channel test, production   images/NAME      replaced as a whole, by rename
@@ -14,12 +18,13 @@
 //! ```
 //!
 //! # Guarantees
-//! - Objects and manifests are immutable and named by the BLAKE3 of their bytes. They are written under a
-//!   temporary name, synced and renamed: the data object before the manifest, and the manifest before the
-//!   reference. If a [`Publication`] is interrupted, the store stays as it was, apart from orphans that the
-//!   next [`LocalDir::open`] removes.
-//! - One process writes at a time; any number read. A version that any process has pinned with [`Store::pin`]
-//!   cannot be removed.
+//! - Objects and manifests are named by the BLAKE3 of their bytes, and their bytes never change; but a directory
+//!   may deallocate ranges of an object that no version needs (`holes`). The data object is written before the
+//!   manifest, and the manifest before the reference. If a [`Publication`] is interrupted, the store stays as it
+//!   was, apart from orphans.
+//! - In a directory, a file is written under a temporary name, synced and renamed, and the next
+//!   [`LocalDir::open`] removes orphans. One process writes at a time; any number read.
+//! - A version that any process has pinned with [`Store::pin`] cannot be removed.
 //! - Version numbers increase and are not used again while the image exists, even if all its versions were
 //!   removed. A version cannot be removed if a channel points to it or will by a scheduled promotion, unless
 //!   the whole image is removed with its channels.
@@ -39,9 +44,9 @@
 //! [`StoreError`]: a kind for programs, a message and a source for people.
 //!
 //! # Not here
-//! The meaning of manifests, chunks, compression, and hashing of chunks: see `headwater-image`. The store
-//! counts references with the list of objects in [`NewVersion`], and asks [`Needs`] for more. No caching. The
-//! caller performs scheduled promotions, because there is no clock here.
+//! The meaning of manifests, chunks, compression, and hashing of chunks: see `headwater-image`. So
+//! [`NewVersion`] lists the objects of a version, and [`Needs`] tells which parts of an object are needed. No
+//! caching. The caller performs scheduled promotions, because there is no clock here.
 //!
 //! Start reading at [`store`], then [`local_dir`]. The files are described byte by byte in `docs/format.md`.
 

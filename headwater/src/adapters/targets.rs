@@ -181,7 +181,9 @@ impl NetworkTargets {
             let reader: Arc<dyn Device> = reader.map_err(|e| e.to_string())?;
             kept.take(&manifest, &reader).map_err(|e| e.to_string())
         });
-        taking.await.map_err(|_| "a bug prevented the extraction of its kernel".to_owned())?
+        let internal = "headwater could not extract its kernel because of an internal error (a panic): \
+                        report it with the lines before this one in the daemon's log";
+        taking.await.map_err(|_| internal.to_owned())?
     }
 }
 

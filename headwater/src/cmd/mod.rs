@@ -71,7 +71,7 @@ use crate::client::Client;
 use crate::daemon::starting::EndedAtStart;
 use crate::data_dir::DataDir;
 
-/// How long the end of a daemon waits for requests to a store that nobody waits for any more.
+/// How long an ending daemon waits for abandoned requests to a store.
 const REQUESTS_GRACE: Duration = Duration::from_secs(5);
 
 /// Runs a command. Returns the exit code of a command that did not fail.
@@ -84,6 +84,7 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
         Command::Serve(args) => as_daemon(serve::run(data_dir()?, *args)),
         Command::Disks(args) => serve_disks::run(&data_dir()?, &args),
         Command::Upgrade(args) => upgrade::run(&DataDir::of_daemon(cli.data_dir)?, &args, json),
+        // Ends the machines of a node whose controller is silent, even if the daemon is gone.
         Command::Guard => {
             own_only();
             crate::logging::to_stderr("info", LogFormat::Text)?;
@@ -152,21 +153,23 @@ pub fn run(cli: Cli) -> anyhow::Result<u8> {
 
 fn on_one_core(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.context("cannot start")?;
+    let runtime = runtime.context("cannot start the async runtime")?;
     let outcome = runtime.block_on(work);
     // A thread may still wait for the terminal's next key, so do not wait for threads.
     runtime.shutdown_background();
     outcome
 }
 
-/// Restricts new files to their owner: disks of machines, keys, console logs, and stores.
+/// Restricts new files to their owner: disks of machines, keys, console logs, and stores. The other commands leave the
+/// user's umask as it is.
 fn own_only() {
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
 }
 
 fn as_daemon(work: impl Future<Output = anyhow::Result<u8>>) -> anyhow::Result<u8> {
     own_only();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.context("cannot start the async runtime")?;
     match runtime.block_on(work) {
         Err(error) if error.is::<EndedAtStart>() => {
             // A blocked operation of the start must not delay the end.

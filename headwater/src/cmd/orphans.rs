@@ -101,7 +101,7 @@ pub fn clear_all(
     Ok(waiting)
 }
 
-/// Removes a device whose server died before it could record it.
+/// Removes a device if the process that served it died before it recorded the device.
 fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) -> std::io::Result<()> {
     let found = devices.find(intent.way, &intent.mark)?;
     // Read after the note, whose server was dead by then, so a record that it wrote meanwhile is not missed.
@@ -113,7 +113,9 @@ fn clear_intended(registry: &Registry, devices: &impl Devices, intent: &Intent) 
         }
         let device = intent.way.device(number);
         if owner == Owner::Ours && devices.remove(intent.way, number, &intent.mark) != Owner::Unknown {
-            tracing::warn!("removed {device}, whose server died before it could record it");
+            tracing::warn!(
+                "removed {device}: the process that served it died before it had recorded the device"
+            );
         } else {
             tracing::warn!(
                 "{device} may be left from a process that died before it recorded the device, and could not be removed; \

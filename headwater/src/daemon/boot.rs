@@ -31,7 +31,7 @@ pub struct BootOffer {
     pub uefi: Uefi,
     /// A directory with signed loaders, instead of those of the packages.
     pub signed: Option<PathBuf>,
-    /// The authorities of the store server's certificate.
+    /// The CA certificates (PEM) that machines trust for the store server.
     pub ca: PathBuf,
 }
 
@@ -44,7 +44,7 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Opens the ports before anything is changed, because most wrong options show here.
+    /// Opens the ports, before the daemon changes the database or the store: most wrong options show here.
     pub fn new(offer: &BootOffer, data_dir: &DataDir) -> anyhow::Result<Self> {
         let failed = || format!("cannot boot machines of {}", offer.interface);
         let ca = std::fs::read(&offer.ca);

@@ -1,17 +1,17 @@
-//! PostgreSQL: a server that several hosts can reach.
+//! The daemon's database in PostgreSQL, a server that several hosts can reach: connections, migrations, the lease of one
+//! daemon, and how a unit of work (a transaction) begins and ends. The statements are in `crate::sql`.
 //!
 //! # Units of work
 //! - A writer first takes an advisory lock that all writers of the database take ([`WRITE`]), before it reads anything.
-//!   What it reads
-//!   then stays true until it ends, as with SQLite. With `REPEATABLE READ`, its snapshot would be older than the lock.
+//!   What it reads then stays true until it ends, as with SQLite. So writers use `READ COMMITTED`: with
+//!   `REPEATABLE READ`, the snapshot would be older than the lock.
 //! - Because of that lock, the numbers of events are in the order of the commits: a reader that continues after the last
-//!   number that it saw
-//!   misses no event.
+//!   number that it saw misses no event.
 //! - A reader sees one state of the database.
 //! - With a lease ([`PostgresDatabase::open_for`]), a writer's transaction begins only if no other daemon has taken the
 //!   lease.
-//! - A unit in which a statement failed is not saved, and returns [`DbError::StatementFailed`]: PostgreSQL reports success for the
-//!   `COMMIT` of such a unit.
+//! - A unit in which a statement failed is not saved, and returns [`DbError::StatementFailed`]: PostgreSQL reports success
+//!   for the `COMMIT` of such a unit.
 
 mod connections;
 mod failure;
@@ -53,7 +53,7 @@ const OLDEST: i64 = 130_000;
 #[derive(Clone)]
 pub struct PostgresDatabase {
     connections: Arc<Connections>,
-    /// The fence of the lease, if it was taken.
+    /// The fencing token of the lease, if it was taken: a number that grows each time that a daemon takes the lease.
     fence: Arc<Mutex<Option<i64>>>,
     key: KeySlot,
     saved: Arc<AtomicU64>,

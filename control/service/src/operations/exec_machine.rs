@@ -20,7 +20,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    #[error("cannot run a command in machine '{0}': no command was given")]
+    #[error("cannot run a command in machine '{0}': no command was given (argv is empty)")]
     Empty(String),
     #[error("cannot run a command in machine '{0}': the standard input in the request is not valid base64")]
     NoBase64(String),

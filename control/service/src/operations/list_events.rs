@@ -41,7 +41,7 @@ impl Explain for Error {
     fn advice(&self) -> Option<String> {
         match self {
             Self::TooMany(_) => Some(format!(
-                "request at most {MAX_EVENTS} (limit=), and then the next page with before=ID, where ID is the id of the last event received"
+                "request at most {MAX_EVENTS} (limit=), and then the next page with before=ID (after=ID, if the request had 'after'), where ID is the id of the last event received"
             )),
             Self::BothWays | Self::Wait(_) => None,
         }

@@ -31,7 +31,11 @@ pub fn of(scheme: &Scheme, question: &Question, sizes: &[&MachineSize], landings
         ));
     }
     if scheme.full_copy {
-        warnings.push("a full copy is complete hours after the start of a machine, not at once".to_owned());
+        warnings.push(
+            "copying the whole image to the host takes hours after each start of a machine: until then the machine still \
+             depends on remote storage"
+                .to_owned(),
+        );
     }
     warnings.push(not_checked(scheme));
     warnings
@@ -54,7 +58,8 @@ fn of_size(scheme: &Scheme, question: &Question, size: &MachineSize, placement: 
     }
     if scheme.ephemeral && placement.place == OsDiskPlace::Managed {
         warnings.push(format!(
-            "the OS disk is on a managed disk on {name}, because no place on the host can hold it"
+            "--ephemeral has no effect on {name}: its OS disk is a managed disk, because no earlier place in --places fits; \
+             choose a size with more local disk, or leave --ephemeral out"
         ));
     }
     if placement.left.is_nothing() {

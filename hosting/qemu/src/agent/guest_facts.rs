@@ -1,4 +1,5 @@
-//! Asks the agent for facts about its guest: its IP addresses, and how many users are logged in.
+//! Asks the agent for facts about its guest: its IP addresses, and how many users are logged in. Where the agent
+//! cannot tell that, the sessions of users are counted instead.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -37,7 +38,7 @@ struct Address {
     ip_address: String,
 }
 
-/// A login session in the guest.
+/// A user who is logged in to the guest. The agent lists each name once.
 #[derive(Deserialize)]
 struct User {
     #[expect(dead_code, reason = "never read: an answer without it is no list of users, and fails to parse")]
@@ -54,7 +55,8 @@ impl Agent {
         Ok(reachable(interfaces))
     }
 
-    /// The number of login sessions. A user with several sessions counts several times.
+    /// The number of logged-in users, as the agent reports it. If the agent reports none or does not know the command:
+    /// the number of systemd's user sessions, in which a user with several sessions counts several times.
     pub async fn users(&self, timeout: Duration) -> Result<usize> {
         let asked = self.call_within::<Vec<User>>("guest-get-users", json!({}), MAX_ANSWER_BYTES, timeout);
         let known = asked.await.map(|users| users.len());
@@ -64,7 +66,7 @@ impl Agent {
         }
         let system = self.call_within::<Value>("guest-get-osinfo", json!({}), MAX_ANSWER_BYTES, timeout);
         if system.await.is_ok_and(|system| system.get("id").and_then(Value::as_str) == Some(WINDOWS)) {
-            // It has no `sh`, and its agent knows all sessions.
+            // It has no `sh`, and its agent knows all users.
             return known;
         }
         // The agent reads utmp, which newer systems no longer have.
@@ -75,7 +77,7 @@ impl Agent {
             "no-systemd" if output.exit_code == 0 => known,
             said => said.parse().ok().filter(|_| output.exit_code == 0).ok_or_else(|| Error::Protocol {
                 peer: "the script that counts login sessions",
-                detail: format!("it ended with {}", output.exit_code),
+                detail: format!("it must print a number and exit with 0 (exit code {})", output.exit_code),
             }),
         }
     }

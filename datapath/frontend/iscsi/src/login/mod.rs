@@ -303,8 +303,11 @@ impl<'a> Login<'a> {
         let discovery = match value("SessionType") {
             None | Some("Normal") => false,
             Some("Discovery") => true,
-            Some(_) => {
-                let why = "its SessionType is neither Normal nor Discovery";
+            Some(other) => {
+                // The text is cut, so that a hostile value cannot fill a log.
+                let shown: String = other.chars().take(32).collect();
+                let shown = shown.escape_debug();
+                let why = format!("its SessionType is '{shown}'; only Normal and Discovery exist");
                 return refuse(status::SESSION_TYPE_NOT_SUPPORTED, why);
             }
         };
