@@ -1,4 +1,5 @@
-//! The names of all files of a file system, and from these the path of any of them.
+//! Collects the names of all files of a file system, and makes the path of any file from them. The `id` of a file is the
+//! number of its inode or record.
 
 use crate::units::{u64_of, usize_of_u32};
 use crate::visits::{DEPTH_MAX, PATH_BYTES_MAX};
@@ -53,22 +54,22 @@ impl Names {
         u64_of(self.names.len())
     }
 
-    /// The first name of a file that was found.
+    /// The name of a file that was found first.
     fn name_of(&self, id: u64) -> Option<Name> {
         let first = self.names.partition_point(|name| name.id < id);
         self.names.get(first).copied().filter(|name| name.id == id)
     }
 
-    /// The directories of a file, from the one that has its first name up to the root. None if they do not lead to the root
-    /// within [`DEPTH_MAX`], as where a directory contains itself.
+    /// The directories of a file, from the directory that has its first name up to the root. Empty if they do not lead to
+    /// the root within [`DEPTH_MAX`], for example because a directory contains itself.
     pub fn directories(&self, id: u64) -> Vec<u64> {
         let parent = |id: u64| if id == self.root { None } else { self.name_of(id).map(|name| name.parent) };
         let chain: Vec<u64> = std::iter::successors(parent(id), |id| parent(*id)).take(DEPTH_MAX).collect();
         if chain.last() == Some(&self.root) { chain } else { Vec::new() }
     }
 
-    /// A path of a file: by the first of its names that was found. `None`: it has no name, or one of its directories has
-    /// none, or these contain themselves.
+    /// A path of a file, with its name that was found first. `None`: the file or one of its directories has no name, or
+    /// the path is longer than [`DEPTH_MAX`] or [`PATH_BYTES_MAX`], for example because a directory contains itself.
     pub fn path(&self, id: u64) -> Option<Vec<u8>> {
         let mut parts = Vec::new();
         let (mut at, mut len) = (id, 0);

@@ -119,9 +119,9 @@ impl TokenFile {
         }
         match read(&self.path) {
             Ok((tokens, changed)) => (state.tokens, state.changed) = (tokens, changed),
-            // If the file is unreadable, no token is valid, because its owner may have wanted that.
+            // If the file is unreadable, no token of it is valid, because its owner may have wanted that.
             Err(e) => {
-                tracing::error!(error = %e, "the token file cannot be read: no token is accepted until it can be");
+                tracing::error!(error = %e, "the token file cannot be read: no token of this file is accepted until it can be");
                 (state.tokens, state.changed) = (Vec::new(), None);
             }
         }

@@ -1,4 +1,4 @@
-//! Mounts at a directory: as root with the system call, otherwise through `fusermount3`. Replaces mounts that
+//! Mounts the FUSE file system at a directory: as root with the system call, otherwise through `fusermount3`. Replaces mounts that
 //! a dead server left, refuses directories that are in use, and unmounts.
 
 use std::ffi::CString;
@@ -74,7 +74,7 @@ pub enum MountError {
     },
     /// The kernel has no FUSE, or a container hides it.
     #[error(
-        "cannot mount at '{dir}': cannot open /dev/fuse: {source}; load the kernel's module (modprobe fuse), or give the container this device"
+        "cannot mount at '{dir}': FUSE cannot be used: {source}; load the kernel's module (modprobe fuse), or give the container the device /dev/fuse"
     )]
     NoFuse {
         /// The directory.
@@ -129,7 +129,7 @@ impl Mount {
         } else {
             mount_directly(&dir, read_only, allow_other)?
         };
-        // Without the table of mounts, our mount cannot be identified; then whatever is mounted at the
+        // Without the table of mounts, our mount cannot be identified; then any mount of this program at the
         // directory is unmounted.
         let id =
             mounts::at(&dir).ok().flatten().filter(|mounted| mounted.kind == KIND).map(|mounted| mounted.id);

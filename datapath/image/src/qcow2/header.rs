@@ -113,7 +113,10 @@ impl Header {
 
     fn check(&self) -> Result<(), Refusal> {
         let damaged = |why: String| Refusal::Damaged(why);
-        if self.size_bytes == 0 || !self.size_bytes.is_multiple_of(512) {
+        if self.size_bytes == 0 {
+            return Err(damaged("its disk has no bytes".into()));
+        }
+        if !self.size_bytes.is_multiple_of(512) {
             return Err(damaged(format!("its disk has {} bytes, not a multiple of 512", self.size_bytes)));
         }
         if self.size_bytes > crate::manifest::IMAGE_MAX_BYTES {
@@ -154,8 +157,9 @@ fn check_features(features: u64) -> Result<(), Refusal> {
     }
     let known = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2;
     // Dirty means that refcounts may be wrong, and a reader needs none.
-    if features & !known != 0 {
-        return Err(Refusal::Unsupported(format!("it uses unknown features ({features:#x})")));
+    let unknown = features & !known;
+    if unknown != 0 {
+        return Err(Refusal::Unsupported(format!("it uses unknown features ({unknown:#x})")));
     }
     Ok(())
 }
@@ -171,9 +175,10 @@ fn features_of(
         match (header_bytes > 104).then(|| fields.0.get(104).copied()).flatten() {
             Some(0) => Compression::Deflate,
             Some(1) => Compression::Zstd,
-            other => {
-                return Err(Refusal::Unsupported(format!("its compression ({other:?}) is unknown")));
+            Some(other) => {
+                return Err(Refusal::Unsupported(format!("its compression type {other} is unknown")));
             }
+            None => return Err(Refusal::Unsupported("its header names no compression type".into())),
         }
     };
     Ok((compression, features & INCOMPATIBLE_EXTENDED_L2 != 0))

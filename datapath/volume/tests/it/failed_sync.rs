@@ -52,7 +52,7 @@ fn read(volume: &Volume) -> Vec<u8> {
 fn assert_fails(result: Result<(), headwater_block::IoError>) {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), IoErrorKind::Device);
-    assert!(error.to_string().contains("close the volume, check that disk, and open it again"), "{error}");
+    assert!(error.to_string().contains("close the volume, check the disk that contains"), "{error}");
 }
 
 /// Repeats until a flush fails: the cache may commit by itself before, so that the flush has nothing that

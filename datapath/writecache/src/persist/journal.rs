@@ -7,8 +7,16 @@
 //!                 map.new    the next map while it is written; renamed over `map`
 //!                 id         identity of this cache; see [`super::directory::identity`]
 //! ```
+//! A *commit* is the records of one epoch. A *checkpoint* is a new map: one commit with the whole state. A small
+//! commit also contains its slots, encrypted, in the map; a later commit or spill writes these slots to `data`,
+//! and a checkpoint leaves them out. A *generation* is the part of a nonce that no two segments share: commits
+//! reserve generations in advance. Epochs and segments are explained in [`super`].
+//!
+//! This module does not write `data`, and does not decide when to commit or what a commit contains: see
+//! [`super::commit`] and `epoch.rs`.
+//!
 //! Legal outcomes of a crash while a commit is added: {without it, with it}. Of a crash while a checkpoint
-//! replaces the map: {the old map, the new one}, which have the same state.
+//! replaces the map: {the old map, the new one}, so without the checkpoint's commit or with it.
 //!
 //! The zeroes are written in advance for later commits. So a sync after a commit changes neither the file's
 //! length nor the state of its extents, and needs no entry in the file system's own journal, which would take
@@ -33,7 +41,7 @@ use crate::sync::UNDER_MODEL_CHECKER;
 /// Number of generations that a commit reserves: as many segments may be begun before the next commit.
 pub const GENERATION_STEP: u64 = 1 << 20;
 
-/// Each opening skips up to this part of the generations that are left.
+/// Each opening skips at most this fraction (1 / `JUMP_DIVISOR`) of the generations that are left.
 const JUMP_DIVISOR: u64 = 1 << 14;
 
 /// A shorter map is not replaced by a checkpoint.
@@ -42,7 +50,8 @@ const MIN_CHECKPOINT_BYTES: u64 = if UNDER_MODEL_CHECKER { 1 << 10 } else { 64 <
 /// A map that is longer than this many checkpoints is replaced by one.
 const CHECKPOINT_RATIO: u64 = 4;
 
-/// If a map has this many bytes of encrypted slots, it is replaced by a checkpoint that is shorter.
+/// A map with this many bytes of encrypted slots is replaced by a checkpoint. If the checkpoint is expected to be
+/// longer than this, the expected length is the threshold instead.
 const MAX_ENCRYPTED_BYTES: u64 = if UNDER_MODEL_CHECKER { 16 << 10 } else { 8 << 20 };
 
 /// Number of zeroes that are written after a commit that exceeds earlier zeroes, within the claimed space.
@@ -65,8 +74,8 @@ pub struct Journal {
     zeroes_end: u64,
     /// Length of the map after the last checkpoint; 0 if there was none in this session.
     checkpoint_bytes: u64,
-    /// Bytes of encrypted slots in the map that were added in this session. Earlier ones are in the data
-    /// file.
+    /// Bytes of encrypted slots that this session added to the map. Those that an earlier session added are in the
+    /// data file too, since this cache was opened.
     encrypted_bytes: u64,
     /// After a failed checkpoint: the next one is tried when the map has this length.
     retry_bytes: u64,
@@ -260,8 +269,9 @@ impl Journal {
         self.generation_limit
     }
 
-    /// Whether the next commit should be a checkpoint of at least `least_bytes` (the last checkpoint shows
-    /// how many more it needs for zero blocks): the map is long, or has many encrypted slots.
+    /// Whether the map should be replaced by a checkpoint with the next commit: it is long, or has many encrypted
+    /// slots. `least_bytes`: a lower bound of the checkpoint's length, without its zero blocks. If the last checkpoint
+    /// was longer, its length is used instead.
     pub fn wants_checkpoint(&self, least_bytes: u64) -> bool {
         let checkpoint_bytes = least_bytes.max(self.checkpoint_bytes);
         let most = (checkpoint_bytes * CHECKPOINT_RATIO).max(MIN_CHECKPOINT_BYTES);
@@ -272,7 +282,8 @@ impl Journal {
         is_due && self.tail > self.retry_bytes
     }
 
-    /// Whether a commit may contain encrypted slots: not while a checkpoint cannot remove them again.
+    /// Whether a commit may contain encrypted slots in the map: not after a failed checkpoint until another one
+    /// succeeds, because only a checkpoint removes them from the map.
     pub fn takes_encrypted(&self) -> bool {
         self.retry_bytes == 0
     }
@@ -369,7 +380,7 @@ impl Journal {
                 return Err(error);
             }
         };
-        // From here on either of the two may be there after a crash, so nothing may fail.
+        // If a step fails from here on, either of the two maps may be on the disk, so the journal is broken.
         let renamed = self.engine.rename(&new, &map).and_then(|()| self.engine.sync_dir(&self.dir_file));
         if let Err(error) = renamed {
             self.broken = true;
@@ -392,7 +403,7 @@ impl Journal {
             return IoError::with_source(
                 IoErrorKind::Device,
                 format!(
-                    "the persistent cache {place} cannot be made durable any more: close the volume, check that disk, and open it again"
+                    "the persistent cache {place} cannot be made durable any more: close the volume, check the disk that contains this directory, and open the volume again"
                 ),
                 error,
             );
@@ -483,7 +494,7 @@ pub fn damaged(dir: &Path, at: u64) -> IoError {
     IoError::new(
         IoErrorKind::Corrupt,
         format!(
-            "the map of the persistent cache {} is damaged near byte {at}: check that disk; later writes cannot be recovered, so remove the directory to start with an empty cache",
+            "the map of the persistent cache {} is damaged near byte {at}: check the disk that contains this directory; later writes cannot be recovered, so remove the directory to start with an empty cache",
             dir.display()
         ),
     )

@@ -5,6 +5,10 @@
 //!   server dies --> (recoverable: QUIESCED, requests wait) --> START_USER_RECOVERY --> FETCH --> END_USER_RECOVERY
 //!   STOP_DEV --> queues see ABORT and end --> DEL_DEV_ASYNC, which does not wait until the device is closed and unmounted
 //! ```
+//!
+//! The kernel stores the mark of the attach ([`Mark`]) with the device, as its server flags: by these flags a later
+//! process knows that the device is of this product, and whose. `abi` has the kernel's interface as bytes, `control` the
+//! commands to `/dev/ublk-control`, `queue` the thread of a queue, and `memory` the memory of a queue.
 
 mod abi;
 mod control;
@@ -185,7 +189,7 @@ fn owner_by(info: std::io::Result<Info>, mark: &Mark) -> Owner {
 
 /// Removes a device, with or without a server. The caller has checked the owner. Programs that still use the
 /// device get errors, and are not waited for: the kernel frees the number when the last one closes it.
-/// `false`: the device still exists.
+/// `false`: the removal failed.
 pub(crate) fn remove(number: u32) -> bool {
     let removed = Control::open().and_then(|mut control| {
         // The command fails if the device has stopped already.

@@ -4,10 +4,15 @@
 //! |---|---|---|
 //! | list | HeaderDigest, DataDigest, TaskReporting | the first of the initiator's list that we know |
 //! | least | MaxConnections, MaxBurstLength, FirstBurstLength, DefaultTime2Retain, MaxOutstandingR2T, ErrorRecoveryLevel, iSCSIProtocolLevel | the smaller |
-//! | most | DefaultTime2Wait | the larger |
-//! | or | InitialR2T, DataPDUInOrder, DataSequenceInOrder | Yes if either side says Yes |
-//! | and | ImmediateData | Yes if both sides say Yes |
-//! | declared | MaxRecvDataSegmentLength, names, aliases, SessionType | each side's own value; no answer |
+//! | most | DefaultTime2Wait | the larger; ours is 0 |
+//! | or | InitialR2T | Yes if either side says Yes; ours is No |
+//! | or | DataPDUInOrder, DataSequenceInOrder | Yes, because ours is Yes |
+//! | and | ImmediateData | Yes if both sides say Yes; ours is Yes |
+//! | and | IFMarker, OFMarker | No, because ours is No |
+//! | irrelevant | IFMarkInt, OFMarkInt; in a discovery, also keys that only matter for SCSI | `Irrelevant` |
+//! | declared | MaxRecvDataSegmentLength, NodeArchitecture | the initiator's own value; no answer |
+//!
+//! The login handles names, aliases and SessionType before it calls [`negotiate`].
 //!
 //! FirstBurstLength is never more than MaxBurstLength, in whatever order they are negotiated
 //! ([`Parameters::settled`]).
@@ -36,7 +41,7 @@ pub struct Parameters {
     pub max_burst_bytes: u32,
     /// The most unsolicited data of a command, in bytes.
     pub first_burst_bytes: u32,
-    /// R2Ts of one task at the same time.
+    /// The most R2Ts of one task at the same time.
     pub outstanding_r2t: u16,
     /// Seconds to wait before a login after a connection broke.
     pub time_to_wait_s: u16,
@@ -121,7 +126,7 @@ pub fn negotiate(
         "ImmediateData" => boolean(&mut parameters.immediate_data, value, |theirs| theirs),
         // Data always arrives in order, so the answer is always Yes.
         "DataPDUInOrder" | "DataSequenceInOrder" => boolean(&mut true, value, |_| true),
-        // Marks in the byte stream are obsolete: no initiator uses them, but some still ask for them.
+        // Markers in the byte stream are obsolete: no initiator uses them, but some still ask for them.
         "IFMarker" | "OFMarker" => boolean(&mut false, value, |_| false),
         "IFMarkInt" | "OFMarkInt" => Answer::text(IRRELEVANT),
         "MaxRecvDataSegmentLength" => match in_range(value, 512, SEGMENT_BYTES_MAX) {
