@@ -167,7 +167,8 @@ fn code_of_link(link: &(dyn std::error::Error + 'static)) -> Option<u8> {
             | DbError::Refused { .. }
             | DbError::StatementFailed
             | DbError::NoSecretsKey
-            | DbError::NotEncrypted => None,
+            | DbError::NotEncrypted
+            | DbError::WithoutSecrets { .. } => None,
             // Its cause may say more.
             DbError::Open { .. } | DbError::Taken { .. } | DbError::Failed(_) => None,
         };

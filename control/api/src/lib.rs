@@ -6,14 +6,14 @@
 //! ```
 //!
 //! # Guarantees
-//! - Every request and answer is (de)serialisable, and has an OpenAPI schema, except those of a login with an identity
+//! - Every request and answer is (de)serialisable. All have an OpenAPI schema except those of a login with an identity
 //!   provider (`access`). Unknown fields of a request are errors, so that a misspelt option is never silently ignored.
 //! - Every failed request is answered with a [`Problem`]: its [`ProblemKind`] tells programs what to do, its
 //!   message, causes and advice tell people what was tried, on what, why it failed and what to do.
-//! - Units are in the names: `_bytes`, `_ms`; times are milliseconds since 1970 UTC.
+//! - Units are in the names: `_bytes`, `_ms`, `_s`; times are milliseconds since 1970 UTC.
 //!
 //! # Limits
-//! - Names of machines and images have at most [`name::MAX_NAME_BYTES`] bytes. Other limits stand at their types.
+//! - Names of machines and images have at most [`name::MAX_NAME_BYTES`] bytes. Other limits are documented at their types.
 //!
 //! # Not here
 //! No I/O and no HTTP: paths and handlers are in `control/service`.

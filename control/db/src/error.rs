@@ -73,6 +73,15 @@ pub enum DbError {
     /// A secret could not be encrypted, so it was not stored.
     #[error("a secret cannot be encrypted for the database")]
     NotEncrypted,
+    /// A bug: a machine that was read without its secrets, as for a list, was to be saved. Nothing was changed.
+    #[error(
+        "internal error: machine '{machine}' was loaded without its secrets, and then was to be saved; nothing was changed: \
+         report this"
+    )]
+    WithoutSecrets {
+        /// The machine.
+        machine: String,
+    },
     /// Its file system is full.
     #[error("the database cannot be written")]
     NoSpace(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -97,6 +97,7 @@ impl Explain for DbError {
             | DbError::StatementFailed
             | DbError::NoSecretsKey
             | DbError::NotEncrypted
+            | DbError::WithoutSecrets { .. }
             | DbError::Failed(_) => ProblemKind::Failed,
         }
     }

@@ -121,10 +121,11 @@ impl Service {
         caller: &Caller,
         parameters: impl Iterator<Item = (&'p str, &'p str)>,
     ) -> Result<(), Problem> {
-        let failed = |error: DbError| {
-            problem(&error).during("cannot look up the subject to check the caller's scopes")
-        };
         for (name, value) in parameters {
+            let failed = |error: DbError| {
+                let during = format!("cannot look up {name} '{value}' to check the caller's scopes");
+                problem(&error).during(during)
+            };
             match name {
                 "catalog" => caller.must_have_catalog(value)?,
                 "image" => caller.must_have_image(value)?,
@@ -153,7 +154,8 @@ impl Service {
     /// Fails if the caller may not see the subject of a task or an event of that time.
     async fn must_have_subject(&self, caller: &Caller, subject: &str, at_ms: u64) -> Result<(), Problem> {
         let failed = |error: DbError| {
-            problem(&error).during("cannot look up the subject to check the caller's scopes")
+            let during = format!("cannot look up {subject} to check the caller's scopes");
+            problem(&error).during(during)
         };
         match subject.split_once(' ') {
             Some(("catalog", name)) => caller.must_have_catalog(name),
@@ -173,7 +175,8 @@ impl Service {
     /// Fails if the caller may not see the machine that has this name now.
     pub(crate) async fn must_have_named_machine(&self, caller: &Caller, name: &str) -> Result<(), Problem> {
         let failed = |error: DbError| {
-            problem(&error).during("cannot look up the subject to check the caller's scopes")
+            let during = format!("cannot look up machine '{name}' to check the caller's scopes");
+            problem(&error).during(during)
         };
         let found = self.db().read().await.map_err(failed)?.machines().by_name(name).await;
         match found.map_err(failed)? {

@@ -351,7 +351,7 @@ fn machines_that_are_off_get_other_host_keys() {
     // The others of a command get theirs all the same.
     daemon.cli(&["machine", "stop", "kept", "--force"]).ok();
     let some = daemon.cli(&["machine", "rotate", "kept", "two"]);
-    assert!(some.code == 4 && some.err.contains("its persistent disk contains them"), "{some:?}");
+    assert!(some.code == 4 && some.err.contains("its persistent disk contains the key"), "{some:?}");
     assert_ne!(key("two"), after[1]);
     daemon.cli(&["machine", "rotate", "nobody"]).fails(3, &["nobody"]);
     let history = daemon.history("two");

@@ -117,7 +117,7 @@ impl Machines<'_> {
     /// The private half of a host key as it is stored.
     fn host_key(&self, machine: &MachineRecord) -> Result<Vec<u8>, DbError> {
         let Some(text) = machine.ssh_host_key_private.read() else {
-            return Err(unreadable("ssh_host_key_private", "no key, because the machine is of a list"));
+            return Err(DbError::WithoutSecrets { machine: machine.name.clone() });
         };
         self.0.key.encrypt(HOST_KEY, &machine.uuid.to_string(), text)
     }

@@ -87,7 +87,7 @@ impl Service {
         let (service, under_way) = (self.clone(), self.begin_operation());
         tokio::spawn(async move {
             if let Err(error) = service.add_run(&run).await {
-                tracing::warn!(machine = %run.machine, "cannot record how much its write cache used: {}", problem(&error));
+                tracing::warn!(machine = %run.machine, "cannot record the peak use of its write cache, so 'headwater catalog advice' will lack this run: {}", problem(&error));
             }
             drop(under_way);
         });

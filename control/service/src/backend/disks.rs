@@ -29,7 +29,7 @@ pub struct DiskRequest {
     pub cache: CacheSettings,
     /// The persistent disk to open or create. `None`: a fresh disk, which is discarded at its end.
     pub kept: Option<PersistentDiskRef>,
-    /// Whether the machine was on just now and must continue: lack of space below its limit is then only logged.
+    /// Whether the machine was on just now and must continue: too little free space for its limit is then only logged.
     pub goes_on: bool,
     /// Whether the requests of the machine are recorded in a file.
     pub is_recorded: bool,
@@ -72,7 +72,7 @@ pub struct PersistentDiskRequest {
     pub version: ImageVersion,
     /// Its write cache.
     pub cache: CacheSettings,
-    /// Whether it belongs to a maintenance session, which could be discarded instead.
+    /// Whether it belongs to a maintenance session. The advice of errors then also names 'headwater image discard'.
     pub is_edit: bool,
 }
 
@@ -91,7 +91,7 @@ pub struct SealOrder {
     /// The highest number that a version of the image may have when the version is made, except for retired versions. A
     /// newer version is an error of kind `Conflict`.
     pub newest_at_most: Option<u64>,
-    /// Whether the disk belongs to a maintenance session, which could be discarded instead.
+    /// Whether the disk belongs to a maintenance session. The advice of errors then also names 'headwater image discard'.
     pub is_edit: bool,
     /// Whether the version is marked because it may contain its machine's identity.
     pub keeps_identity: bool,
@@ -147,8 +147,8 @@ pub trait Disks: Send + Sync + 'static {
     /// The same for new limits of an existing write cache. Limits that do not change are not checked again.
     async fn check_change(&self, before: &CacheSettings, after: &CacheSettings) -> Result<(), BackendError>;
 
-    /// Why a disk with such a write cache, `kept` or a fresh one, or the scratch disk beside it (0: none) could not be opened now for want
-    /// of space. No limit is reserved ahead, so this may change at any time.
+    /// Fails if there is no space now to open a disk with such a write cache (the persistent disk `kept`, or a fresh disk),
+    /// or its scratch disk (0: none). No limit is reserved ahead, so this may change at any time.
     async fn check_space(
         &self,
         cache: &CacheSettings,
@@ -170,8 +170,8 @@ pub trait Disks: Send + Sync + 'static {
         Err(BackendError::new(ProblemKind::NotFound, message))
     }
 
-    /// Opens a persistent disk that no machine uses, to seal it. Fails if its last close could not save all writes, until a
-    /// later close does.
+    /// Opens a persistent disk that no machine uses, to seal it. Fails if the last close of the disk could not save all
+    /// writes; this lasts until a later close saves them.
     async fn open_persistent(
         &self,
         request: PersistentDiskRequest,
@@ -262,9 +262,8 @@ pub trait Disk: Send + Sync + 'static {
         Err(no_scan())
     }
 
-    /// Closes the disk: no further requests, all space freed. An error says that the last writes are not on a persistent
-    /// disk.
-    /// Closing twice is harmless; the second call does not report such an error again.
+    /// Closes the disk: no further requests, all space freed. An error says that the last writes could not be saved to the
+    /// persistent disk. Closing twice is harmless; the second call does not report such an error again.
     async fn close(&self) -> Result<(), BackendError>;
 }
 

@@ -1,4 +1,4 @@
-//! The error of a backend: a kind for control flow; a message, sources and advice for people.
+//! The error of a backend: a kind for control flow; a message, a source and advice for people.
 
 use headwater_api::ProblemKind;
 
@@ -41,7 +41,8 @@ impl BackendError {
         self
     }
 
-    /// An operating-system error; a full disk becomes [`ProblemKind::NoSpace`].
+    /// An operating-system error. A full disk becomes [`ProblemKind::NoSpace`], a missing file [`ProblemKind::NotFound`], an
+    /// existing file [`ProblemKind::Conflict`], and any other error [`ProblemKind::Failed`].
     pub fn from_io(message: impl Into<String>, error: std::io::Error) -> Self {
         use std::io::ErrorKind;
         let kind = match error.kind() {

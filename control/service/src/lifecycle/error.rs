@@ -145,14 +145,14 @@ pub enum LifecycleError {
         /// The image.
         image: String,
     },
-    /// Its persistent disk contains its keys.
-    #[error("cannot rotate the keys of machine '{machine}': its persistent disk contains them")]
+    /// Its persistent disk contains its SSH host key.
+    #[error("cannot rotate the SSH host key of machine '{machine}': its persistent disk contains the key")]
     KeepsKeys {
         /// The machine.
         machine: String,
     },
-    /// No keys could be made.
-    #[error("cannot rotate the keys of machine '{machine}'")]
+    /// No key could be made.
+    #[error("cannot rotate the SSH host key of machine '{machine}'")]
     NoKeys {
         /// The machine.
         machine: String,
@@ -423,7 +423,7 @@ impl Explain for LifecycleError {
                 Some(format!("stop it first: 'headwater machine stop {machine}'"))
             }
             Self::KeepsKeys { machine } => Some(format!(
-                "only a machine without a persistent disk can get new keys; 'headwater machine remove {machine} --force' removes it and the disk"
+                "'headwater machine reset {machine}' discards the disk with everything on it; then repeat this"
             )),
             Self::Edits { image, .. } => Some(format!(
                 "'headwater image seal {image}' makes a version of its disk, 'headwater image discard {image}' \

@@ -16,7 +16,7 @@ use crate::identity;
 use crate::lifecycle::LifecycleError;
 
 /// The name of the operation in messages.
-const WHAT: &str = "rotate the keys of";
+const WHAT: &str = "rotate the SSH host key of";
 
 impl Service {
     /// Gives a machine that is off a new SSH host key.
