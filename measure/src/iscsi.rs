@@ -197,7 +197,11 @@ pub fn wait_for_port(port: u16, process: &Process) -> Result<()> {
     let start = Instant::now();
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         if start.elapsed() > Duration::from_secs(30) {
-            bail!("no process listens on port {port} after 30 s: {}", process.last_line());
+            bail!(
+                "{} does not listen on port {port} after 30 s; its last line: {}",
+                process.name(),
+                process.last_line()
+            );
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -340,6 +340,11 @@ impl Process {
         Ok(Self { name, child, output })
     }
 
+    /// Its name in messages.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// Its PID.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -571,7 +571,13 @@ impl Arm {
     ) -> Result<Answer, AzureError> {
         // The token is sent to the management service only, even if an answer names another URL.
         if !url.strip_prefix(&self.management).is_some_and(|rest| rest.starts_with('/')) {
-            let what = format!("{action}: Azure's answer refers to another server than {}", self.management);
+            // Without the query, which may contain a secret.
+            let named = url.split('?').next().unwrap_or_default().escape_debug();
+            let what = format!(
+                "{action}: Azure's answer names the URL {named}, which is not on {}; the request was not sent, because it would \
+                 give the token to that server: check '--management' of the connection, and any proxy in between",
+                self.management
+            );
             return Err(AzureError::new(AzureErrorKind::Invalid, what));
         }
         let mut is_renewed = false;
