@@ -16,7 +16,7 @@ pub(crate) enum CatalogError {
     Unknown(String),
     #[error("cannot remove catalog '{catalog}': it has machines: {}", .machines.join(", "))]
     InUse { catalog: String, machines: Vec<String> },
-    #[error("cannot have catalog '{catalog}' boot image '{image}': it is pinned to '{pin}'")]
+    #[error("cannot set image '{image}' as the image of catalog '{catalog}': it is pinned to '{pin}'")]
     Pinned { catalog: String, pin: String, image: String },
     #[error("cannot pin catalog '{catalog}' to '{version}': the catalog boots image '{image}'")]
     OtherImage { catalog: String, version: String, image: String },

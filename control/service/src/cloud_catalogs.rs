@@ -191,7 +191,7 @@ pub(crate) async fn check_image(
     reference: &ImageRef,
 ) -> Result<(), Failure> {
     let Some(scheme) = &catalog.cloud else { return Ok(()) };
-    let tried = format!("cannot have catalog '{}' boot image '{reference}'", catalog.name);
+    let tried = format!("cannot set image '{reference}' as the image of catalog '{}'", catalog.name);
     let during = |problem: Problem| Failure(problem.during(tried.clone()));
     let version = service.images().resolve(reference).await.map_err(|e| during(problem(&e)))?;
     let larger = "create another catalog with a larger --os-disk";

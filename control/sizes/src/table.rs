@@ -85,7 +85,10 @@ pub enum TableError {
         why: String,
     },
     /// The table has no sizes.
-    #[error("the table has no sizes: write a line with the names of the columns, and one line for each size")]
+    #[error(
+        "the table has no sizes: below the line with the names of the columns, write one line for each size (docs/azure.md \
+         describes the columns)"
+    )]
     Empty,
     /// The table has more than [`MAX_SIZES`] sizes.
     #[error("the table has more than {MAX_SIZES} sizes: remove the sizes that you do not use")]

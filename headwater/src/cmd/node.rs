@@ -34,6 +34,8 @@ pub async fn run(
             let _lock = data_dir.lock()?;
             let own = daemon::own_host(&data_dir)?;
             let own = OwnHost { name: name.unwrap_or(own.name.clone()), ..own };
+            let is_joining = token.is_some();
+            // Without a token, the URLs of the controllers of a host that has joined are changed.
             let fleet = match token {
                 Some(token) => join::join(&data_dir, &urls, &token, own).await?,
                 None => join::set_controllers(&data_dir, &urls)?,
@@ -42,9 +44,12 @@ pub async fn run(
                 show::json(&fleet)?;
             } else {
                 let (name, controller) = (&fleet.name, fleet.controllers());
-                show::line(&format!(
-                    "this host has joined the fleet of {controller} as '{name}': start 'headwater serve'"
-                ))?;
+                let done = if is_joining {
+                    format!("this host has joined the fleet of {controller} as '{name}'")
+                } else {
+                    format!("this host, '{name}', now looks for its controllers at {controller}")
+                };
+                show::line(&format!("{done}: start 'headwater serve'"))?;
             }
         }
         NodeCommand::Token { expires } => {
@@ -70,7 +75,7 @@ pub async fn run(
             let shown = client.host(&host).await?;
             if json { show::json(&shown)? } else { show_one(&client, &shown).await? }
         }
-        NodeCommand::Cordon { host } => set(&client()?, &host, true, json).await?,
+        NodeCommand::Cordon { host } => set_cordoned(&client()?, &host, true, json).await?,
         NodeCommand::Drain { host } => {
             let client = client()?;
             let mut shown = Shown::begin(&format!("drain {host}"), json);
@@ -79,7 +84,7 @@ pub async fn run(
             let result = result?;
             if json { show::json(&result)? } else { task::show_result(&result)? }
         }
-        NodeCommand::Uncordon { host } => set(&client()?, &host, false, json).await?,
+        NodeCommand::Uncordon { host } => set_cordoned(&client()?, &host, false, json).await?,
         NodeCommand::Accept { host } => {
             let accepted = client()?.accept_host(&host).await?;
             let text = format!("the node of host {host} is accepted at its next connection, within a minute");
@@ -101,7 +106,7 @@ fn read_token() -> anyhow::Result<String> {
     Ok(line.trim().to_owned())
 }
 
-async fn set(client: &Client, host: &str, cordoned: bool, json: bool) -> anyhow::Result<()> {
+async fn set_cordoned(client: &Client, host: &str, cordoned: bool, json: bool) -> anyhow::Result<()> {
     let host = client.set_host(host, SetHost { cordoned }).await?;
     if json {
         return show::json(&json!(host));

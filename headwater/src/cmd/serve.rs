@@ -114,10 +114,14 @@ pub async fn run(data_dir: DataDir, args: ServeArgs) -> anyhow::Result<u8> {
     };
     prepare_end(&mut daemon, &why).await;
     notify(NotifyState::Stopping);
-    let hurry = daemon.hurry();
+    let (hurry, keeps_machines) = (daemon.hurry(), daemon.keeps_machines());
     tokio::spawn(async move {
         signals.next().await;
-        tracing::warn!("second signal: machines are ended at once");
+        if keeps_machines {
+            tracing::warn!("second signal: machines stay on; requests in flight are still finished");
+        } else {
+            tracing::warn!("second signal: machines are ended at once");
+        }
         hurry.await;
     });
     stop(daemon).await;

@@ -279,7 +279,7 @@ fn a_catalog_refuses_a_version_that_its_machines_cannot_hold() {
     std::fs::OpenOptions::new().write(true).open(&disk).unwrap().set_len(3 << 29).unwrap();
     daemon.cli(&["image", "import", disk.to_str().unwrap(), "--name", "debian"]).ok();
 
-    let tried = "boot image 'debian@2'";
+    let tried = "cannot set image 'debian@2'";
     daemon.cli(&["catalog", "set", "fixed", "debian@2"]).fails(2, &[tried, "larger --os-disk"]);
     daemon.cli(&["image", "publish", "debian@2", "--connection", "prod", "--no-agent-check"]).ok();
     daemon.cli(&["catalog", "set", "local", "debian@2"]).fails(2, &[tried, D2, "2 GiB"]);

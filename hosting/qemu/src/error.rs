@@ -41,7 +41,7 @@ pub enum Error {
         stderr: String,
     },
     /// The TPM ended before it was ready.
-    #[error("the TPM (swtpm) of machine '{machine}' did not start ({status}): {output}")]
+    #[error("the TPM (swtpm) of machine '{machine}' ended before it was ready ({status}): {output}")]
     TpmFailed {
         /// Name of the machine.
         machine: String,

@@ -43,7 +43,7 @@ impl Service {
         self.must_be_own(EDIT, &record).await?;
         self.can_seal(EDIT, machine)?;
         let uuid = record.uuid;
-        if let Some(state) = self.not_off(&record) {
+        if let Some(state) = self.state_if_not_off(&record) {
             let (what, machine) = (format!("edit image '{image}' on it"), record.name);
             return Err(LifecycleError::StillOn { what, machine, state });
         }

@@ -88,7 +88,7 @@ impl Service {
                 let how = format!("the daemon ended while it was {}; {process}", record.state);
                 self.mark_lost(record, &how).await?;
             } else {
-                self.not_started_again(record, DAEMON_ENDED).await?;
+                self.record_not_restarted(record, DAEMON_ENDED).await?;
             }
         }
         self.watch_for_missing_nodes().await?;
@@ -227,7 +227,7 @@ impl Service {
             let active = self.active(seen.uuid);
             let is_behind = active.as_ref().is_some_and(|active| is_behind(&seen, active));
             let is_fine = verdict(seen.wanted, seen.state, active.is_some()) == Verdict::Fine;
-            if is_fine && !is_behind && !self.is_left_off(&seen) {
+            if is_fine && !is_behind && !self.restart_was_lost(&seen) {
                 continue;
             }
             is_well = false;
@@ -238,10 +238,10 @@ impl Service {
             match verdict(record.wanted, record.state, active.is_some()) {
                 Verdict::Fine => match active {
                     Some(active) => self.catch_up(record, &active).await?,
-                    None if self.is_left_off(&record) => {
+                    None if self.restart_was_lost(&record) => {
                         // A machine with a reason may be off because of it.
                         let why = record.reason.clone().unwrap_or_else(|| BROKE_OFF.to_owned());
-                        self.not_started_again(record, &why).await?;
+                        self.record_not_restarted(record, &why).await?;
                     }
                     None => {}
                 },

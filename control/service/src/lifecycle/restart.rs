@@ -1,5 +1,8 @@
-//! Restarts a machine whose guest has rebooted: at once, or after a growing pause if the guest keeps rebooting. `watch.rs` calls this
-//! when the VM has ended with a reboot. The start itself is in `start.rs`.
+//! The pause before a machine whose guest rebooted is started again, and the record of why it is not started again. The
+//! pause is 0 at first, and grows if the guest keeps rebooting.
+//!
+//! Nothing here starts a machine: `watch.rs` waits here when the VM has ended with a reboot, and then starts the machine
+//! with `start.rs`; `recover.rs` finds machines whose restart was lost.
 
 use std::time::Duration;
 
@@ -18,8 +21,8 @@ const LONGEST_PAUSE_S: u64 = 60;
 /// How often a pause checks whether the daemon stops, or a version of the machine's disk is complete.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The pause before the next start, after this number of quick boots in a row. The first restart has none, because
-/// installers and updates reboot too.
+/// The pause before the next start, after this number of quick boots in a row: boots that ended soon, see `active.rs`.
+/// The first restart has no pause, because installers and updates reboot too.
 pub(super) fn pause(quick_boots: u32) -> Duration {
     let seconds = match quick_boots.checked_sub(2) {
         None => 0,
@@ -37,7 +40,7 @@ pub(crate) const FENCED: &str =
 pub(super) const BROKE_OFF: &str = "its restart was interrupted; start it";
 
 /// Whether a machine is off because a daemon or a lease ended, and is wanted: `serve --resume` or the next lease starts it.
-fn is_left_wanted(record: &MachineRecord) -> bool {
+fn is_wanted_after_end(record: &MachineRecord) -> bool {
     let says_so = record.reason.as_ref().is_some_and(|it| it.contains(DAEMON_ENDED) || it.contains(FENCED));
     says_so && record.wanted == Wanted::Running && record.state == MachineState::Stopped
 }
@@ -45,13 +48,13 @@ fn is_left_wanted(record: &MachineRecord) -> bool {
 impl Service {
     /// Records why a machine that was to be restarted is not restarted. If the daemon ends, the machine stays wanted. The
     /// caller holds the machine's lock.
-    pub(super) async fn not_started_again(
+    pub(super) async fn record_not_restarted(
         &self,
         mut record: MachineRecord,
         why: &str,
     ) -> Result<(), LifecycleError> {
         let is_off = record.state == MachineState::Stopped || self.is_unrecorded_restart(&record);
-        if record.wanted != Wanted::Running || !is_off || is_left_wanted(&record) {
+        if record.wanted != Wanted::Running || !is_off || is_wanted_after_end(&record) {
             return Ok(());
         }
         if why != DAEMON_ENDED {
@@ -62,16 +65,16 @@ impl Service {
         self.save(&record, &Caller::daemon(), "state", why).await
     }
 
-    /// Whether a machine is recorded as off until its restart, although no task restarts it: the task could only record
-    /// that it is off. If the daemon ends, it records the reason itself.
-    pub(super) fn is_left_off(&self, record: &MachineRecord) -> bool {
+    /// Whether a machine is wanted and recorded as off, but no task is restarting it: the task failed after it had
+    /// recorded that the machine is off. `false` while the daemon stops, because the stop records the reason.
+    pub(super) fn restart_was_lost(&self, record: &MachineRecord) -> bool {
         let is_waiting = record.wanted == Wanted::Running && record.state == MachineState::Stopped;
         let is_cared_for = self.active(record.uuid).is_some() || self.is_restarting(record.uuid);
-        is_waiting && !is_cared_for && !self.is_stopping() && !is_left_wanted(record)
+        is_waiting && !is_cared_for && !self.is_stopping() && !is_wanted_after_end(record)
     }
 
     /// The state of a machine that is not off, in words. If its guest rebooted, it is off only until its restart.
-    pub(super) fn not_off(&self, record: &MachineRecord) -> Option<&'static str> {
+    pub(super) fn state_if_not_off(&self, record: &MachineRecord) -> Option<&'static str> {
         if self.active(record.uuid).is_some() {
             return Some(record.state.name());
         }
@@ -83,9 +86,9 @@ impl Service {
         kept.iter().any(|disk| self.is_sealing(disk.id))
     }
 
-    /// Waits for the end of the pause, and while a version is made of one of its disks. Does not hold the machine's
-    /// lock meanwhile, so that the machine can be stopped. Returns the lock and the record after that; `None` if the
-    /// machine was changed meanwhile, or the daemon stops.
+    /// Waits for the end of the pause, and while a version is made of one of the machine's persistent disks (`kept`).
+    /// Does not hold the machine's lock (`turn`) meanwhile, so that the machine can be stopped. Returns the lock and the
+    /// record after that; `None` if the machine was changed meanwhile, or the daemon stops.
     pub(super) async fn pause_restart(
         &self,
         pause: Duration,

@@ -273,7 +273,7 @@ impl Service {
         }
         // Check again: another task may have begun a maintenance session or a seal meanwhile.
         let kept = self.check_removable(&record).await?;
-        if !force && let Some(state) = self.not_off(&record) {
+        if !force && let Some(state) = self.state_if_not_off(&record) {
             return Err(LifecycleError::NotOff { machine: record.name, state });
         }
         if let Some(active) = self.active(uuid) {
@@ -370,7 +370,7 @@ impl Service {
             (Ok(Some(record)), Some(_)) => {
                 self.stop_for(record, force, &Caller::daemon(), Wanted::Running).await.map(drop)
             }
-            (Ok(Some(record)), None) => self.not_started_again(record, DAEMON_ENDED).await,
+            (Ok(Some(record)), None) => self.record_not_restarted(record, DAEMON_ENDED).await,
             (Ok(None), _) => Ok(()),
             (Err(e), Some(active)) => {
                 tracing::error!(

@@ -73,7 +73,8 @@ impl Service {
             () = self.forced_to_stop(machine) => "the machine is being stopped by force",
             () = self.stopping_for(STORE_GRACE) => "the daemon is stopping",
         };
-        Err(BackendError::new(ProblemKind::Unavailable, format!("the store has not answered yet, and {why}")))
+        let message = format!("the wait for the store was given up, because {why}");
+        Err(BackendError::new(ProblemKind::Unavailable, message))
     }
 }
 

@@ -40,7 +40,7 @@ impl Explain for Error {
         match self {
             Self::NoUpgrade => None,
             Self::Taken { machine, .. } => Some(format!(
-                "one client at a time: disconnect that client, or read along with 'headwater machine console {machine} --follow'"
+                "only one client can be attached: disconnect that client, or watch with 'headwater machine console {machine} --follow'"
             )),
         }
     }

@@ -262,7 +262,7 @@ async fn set_image(
 ) -> Result<CatalogRecord, Failure> {
     let _using = service.using_versions().await;
     let lacking = |e: BackendError| {
-        Failure(problem(&e).during(format!("cannot have catalog '{name}' boot image '{image}'")))
+        Failure(problem(&e).during(format!("cannot set image '{image}' as the image of catalog '{name}'")))
     };
     let version = service.images().resolve(&reference).await.map_err(lacking)?;
     let held =
