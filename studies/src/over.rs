@@ -1,5 +1,5 @@
-//! Connects the load to a volume: directly in this process, or through a protocol server and its client on a unix
-//! socket.
+//! Connects the load generator to a volume: directly in this process, or through a protocol server and its client on a
+//! unix socket.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const REQUESTS_OF_A_QUEUE: usize = 16;
 /// The most queues of the vhost-user client.
 const MOST_QUEUES: usize = 16;
 
-/// The connection between the load and a volume. A raw disk is always accessed directly.
+/// The connection between the load generator and a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {

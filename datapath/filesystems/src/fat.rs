@@ -86,7 +86,11 @@ impl Fat {
             _ if word(22) == 0 => Width::ThirtyTwo,
             ..FAT12_CLUSTERS => Width::Twelve,
             FAT12_CLUSTERS..FAT16_CLUSTERS => Width::Sixteen,
-            _ => return Err(fault(format!("{clusters} clusters are too many for FAT12 or FAT16"))),
+            _ => {
+                return Err(fault(format!(
+                    "its boot sector is invalid: {clusters} clusters need FAT32, but it describes FAT12 or FAT16"
+                )));
+            }
         };
         if width != Width::ThirtyTwo && root_sectors == 0 {
             return Err(fault("its boot sector is invalid: the root directory has no entries"));

@@ -2,7 +2,8 @@
 //! The manifest of a version, a file of the store, lists this; the chunk map is that list in memory.
 //!
 //! A manifest is normally read as a whole. If a manifest is long and its store can read and check parts of it
-//! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened. The chunk entries
+//! ([`Store::manifest_parts`]), only the [`Outline`] is read when the version is opened: the header, the data objects,
+//! and which chunks have data, so chunks of zeroes are known at once. Each chunk with data has an entry. The entries
 //! are read page by page when they are first needed. So opening takes the same time whatever the version's
 //! size, and the map needs memory only for the used ranges of the disk. With a chunk cache on the local disk, the
 //! manifest is always read as a whole, because the cache keeps whole manifests.
@@ -26,7 +27,7 @@ use crate::manifest::{CHUNK_BYTES, ChunkRef, Manifest, decode_chunks};
 use crate::outline::{HEADER_BYTES, Header, Outline};
 use crate::units::{u64_of, usize_of};
 
-/// Chunks in a page: 48 KiB of the manifest, so that a page lies in one or two of its parts. With chunks of
+/// Entries in a page: 48 KiB of the manifest, so that a page lies in one or two of its parts. With chunks of
 /// 64 KiB it covers 64 MiB of a disk.
 const PAGE_CHUNKS: usize = 1024;
 
@@ -98,7 +99,7 @@ impl ChunkMap {
         }
     }
 
-    /// The whole manifest. This may read it.
+    /// The whole manifest. If it is read in parts, this reads all of them.
     pub(crate) fn whole(&self) -> Result<Cow<'_, Manifest>, ImageError> {
         match self {
             Self::Whole(manifest) => Ok(Cow::Borrowed(manifest)),

@@ -6,9 +6,9 @@
 //!   connection kept?    503 if it is closed so that a new one can be accepted
 //!   path of a file?     otherwise 404
 //!   read permitted?     503 if the limit of reads stays reached
-//!   found and read?     404, 500 or 503 otherwise
+//!   found?              404, 500 or 503 otherwise; a list or manifest is read here, an object only opened
 //!   ETag matches?       304
-//!   range               200, 206 or 416
+//!   range               200, 206 or 416; the first piece of an object is read: 404, 500 or 503 if that fails
 //! ```
 
 use std::net::IpAddr;
@@ -34,7 +34,8 @@ use crate::send_memory::SendMemory;
 use crate::server::Limits;
 use crate::tokens::TokenFile;
 
-/// Which attempt this is to read an object again from its beginning, after an earlier one found it wrong.
+/// A request header: the number of this attempt to read an object again from its beginning, after an earlier attempt
+/// found the object wrong.
 const READING: header::HeaderName = header::HeaderName::from_static("headwater-reading");
 
 /// The part of a store that a path names. *Holes* are the ranges of an object that no version needs and whose bytes the
@@ -120,8 +121,9 @@ impl RequestOptions {
         }
     }
 
-    /// Whether an object of this length may be the requested one.
-    fn may_be(&self, len_bytes: u64) -> bool {
+    /// Whether an open object of this length can be used: the client did not find an earlier answer wrong, and the object
+    /// has bytes in the requested range.
+    fn can_use(&self, len_bytes: u64) -> bool {
         self.again.is_none() && wanted(self.range.as_deref(), len_bytes) != Wanted::Nothing
     }
 }
@@ -298,7 +300,7 @@ impl Answers {
     fn leased(&self, target: &Target, id: Hash) -> Result<Arc<Content>, StoreError> {
         let is_new = self.leases.renew(id, Instant::now())?;
         let manifest = self.manifest(target, id);
-        // A store on servers pins every version that it is asked for, so unknown names would use up the limit
+        // A store on servers pins every version that it is asked for, so unknown hashes would use up the limit
         // for real versions.
         if is_new && matches!(&manifest, Err(e) if e.kind() == StoreErrorKind::NotFound) {
             self.leases.drop_one(id);
@@ -326,7 +328,7 @@ impl Answers {
             return self.store.open_object(id);
         }
         let kept = self.objects.lock().iter().find(|object| object.id() == id).cloned();
-        if let Some(open) = kept.filter(|open| options.may_be(open.len_bytes())) {
+        if let Some(open) = kept.filter(|open| options.can_use(open.len_bytes())) {
             return Ok(open);
         }
         self.objects.lock().retain(|object| object.id() != id);

@@ -433,7 +433,7 @@ impl Report<'_> {
                  program. Nothing is modelled, and nothing is fitted to a printed figure.",
             warnings: &self.warnings(),
             shares: with_cache.map(|scenario| (scenario, percent(scenario))).collect(),
-            caption: "Sums over the session, from the logon on",
+            caption: "Totals of the session, which begins with the logon",
             head: &HEAD,
             rows: &self.rows(),
             plots: if self.results.outcomes.is_empty() { Vec::new() } else { self.plots() },

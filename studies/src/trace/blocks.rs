@@ -27,11 +27,12 @@ pub enum Action {
     Write(u8),
     /// The blocks become zero.
     Zero,
-    /// The blocks are removed from the cache: reads return the data of the image.
+    /// The blocks are removed from the cache: reads return the data of the image. A discard counts as this, as over an
+    /// empty image.
     Forget,
 }
 
-/// A part of a request: consecutively numbered blocks.
+/// The numbered blocks of one request; their numbers are consecutive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Microseconds since the trace began.
@@ -55,7 +56,7 @@ pub struct Blocks {
     pub steps: Vec<Step>,
     /// For each block, the number of its table in the cache's map. Tables are numbered without gaps.
     pub tables: Vec<u32>,
-    /// The offset of the end of the last write.
+    /// The highest offset at which a write ended; of merged disks, the sum.
     pub end_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,

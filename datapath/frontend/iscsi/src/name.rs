@@ -1,4 +1,4 @@
-//! iSCSI names: `iqn.2026-01.org.example:disk`, `eui.` with 16 digits, `naa.` with 16 or 32.
+//! iSCSI names: `iqn.2026-01.org.example:disk`, `eui.` with 16 hexadecimal digits, `naa.` with 16 or 32.
 
 use std::str::FromStr;
 
@@ -50,7 +50,7 @@ fn check(text: &str) -> Result<(), &'static str> {
         // Letters outside ASCII are legal in names; separators and invisible characters are not.
         let legal = |c: char| c.is_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
         if !rest.chars().all(legal) {
-            return Err("it has characters other than letters, digits, '-', '.' and ':'");
+            return Err("it has characters other than letters, digits, '-', '_', '.' and ':'");
         }
         let Some((date, authority)) = rest.split_once('.') else {
             return Err(

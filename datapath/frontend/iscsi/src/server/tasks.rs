@@ -1,9 +1,14 @@
-//! Tasks that are not finished at once.
+//! The commands (tasks) of one session that were not answered at once: their state, their order, and how many bytes each
+//! counts against which limit. Only bookkeeping: `commands.rs` starts and answers tasks, `data_out.rs` sends R2Ts.
+//!
+//! Two limits of the session: `bytes_collected` for data-out that arrives or waits, and `bytes_executing` for the data of
+//! running tasks. Two budgets are shared by all sessions: memory (`memory_bytes`), and memory for unsolicited data
+//! (`unsolicited_bytes`).
 //!
 //! | state | waits for | next |
 //! |---|---|---|
 //! | collecting | unsolicited data, then the data that R2Ts request | ready; or, after an error, refused when its remaining data has arrived |
-//! | ready | earlier ordered tasks, or room in `bytes_executing` | running |
+//! | ready | earlier ordered tasks (an ordered task: all earlier tasks that do not run yet), or room in `bytes_executing` | running |
 //! | running | the device | answered and removed |
 //!
 //! Tasks that store data may wait long for disk space. So other tasks, such as reads and unmaps, have another
@@ -19,7 +24,7 @@ use headwater_scsi::{Arrival, Attribute, Cdb, Expected, Lun};
 
 use super::pace::Since;
 
-/// A task without its data.
+/// The command of a task, without its data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) tag: u32,
@@ -30,11 +35,11 @@ pub(super) struct Order {
     pub(super) read: bool,
     /// The initiator sends data.
     pub(super) write: bool,
-    /// How many bytes the initiator announced.
+    /// How many bytes the initiator announced: the Expected Data Transfer Length of RFC 7143.
     pub(super) announced: u32,
     /// How many bytes a bidirectional command announced to read.
     pub(super) announced_read: Option<u32>,
-    /// How many bytes the command moves.
+    /// How many bytes the command moves according to its CDB.
     pub(super) expected: Expected,
     /// Its order of arrival: an abort of all tasks of the unit also aborts this task before it is given to
     /// the device.
@@ -118,7 +123,8 @@ impl Fault {
         match self {
             Self::Digest => 0x4705,
             Self::Unexpected => 0x0c0c,
-            // The SCSI status gives the reason instead.
+            // The RFC has no code for a wrong number, offset or length; "not enough unsolicited data" is the nearest.
+            // A task without memory is answered TASK SET FULL, without sense data.
             Self::Sequence | Self::NoMemory => 0x0c0d,
         }
     }

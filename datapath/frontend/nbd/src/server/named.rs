@@ -6,7 +6,8 @@ use std::sync::Arc;
 use super::{Export, ExportInfo, Exports, NotOpened};
 use crate::tls::ClientIdentity;
 
-/// The exports that clients with a certificate may open, written `NAME` or `NAME=EXPORT[,EXPORT..]`.
+/// The exports that clients with a certificate may open, written `NAME` or `NAME=EXPORT[,EXPORT..]`. NAME is the common
+/// name or a DNS name in the certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Right {
     client: String,

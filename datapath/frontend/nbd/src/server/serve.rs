@@ -92,7 +92,10 @@ fn transmit(shared: &Shared, permit: &Permit, socket: &Socket, who: &str, chosen
             socket.say_goodbye();
             end
         }
-        Err(error) => End::Fault(format!("the connection cannot be set up: {error}")),
+        Err(error) => End::Fault(format!(
+            "the server could not set up the transfer after the handshake (timeouts of the socket, or memory and \
+             descriptors for replies): {error}"
+        )),
     }
 }
 
