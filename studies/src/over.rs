@@ -102,7 +102,7 @@ impl Front {
         Ok(Some((Self { server, _dir: dir }, client)))
     }
 
-    /// Ends the server.
+    /// Ends the server. The caller drops the client first.
     pub fn stop(&self) {
         match &self.server {
             Server::Nbd(server) => server.stop(),

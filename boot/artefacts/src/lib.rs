@@ -121,7 +121,7 @@ impl Kept {
 
     /// The stored files of a version, or `None`. `hash` is that of its manifest, in hexadecimal digits.
     pub fn find(&self, hash: &str) -> Option<Artefacts> {
-        let dir = self.of(hash)?;
+        let dir = self.dir_of(hash)?;
         let about = fs::read_to_string(dir.join(ABOUT)).ok()?;
         let (root, options) = about.split_once('\n')?;
         Some(Artefacts {
@@ -161,7 +161,8 @@ impl Kept {
         })
     }
 
-    fn of(&self, hash: &str) -> Option<PathBuf> {
+    /// The directory of a version, or `None` if this is not a hash.
+    fn dir_of(&self, hash: &str) -> Option<PathBuf> {
         let is_hash = hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_hash.then(|| self.dir.join(hash))
     }
@@ -174,7 +175,7 @@ impl Kept {
                 "the hash of the version is not 64 hexadecimal digits",
             )
         };
-        let dir = self.of(hash).ok_or_else(wrong)?;
+        let dir = self.dir_of(hash).ok_or_else(wrong)?;
         fs::create_dir_all(&self.dir)?;
         self.remove_oldest();
         let new = self.dir.join(format!("{hash}.new"));

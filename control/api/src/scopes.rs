@@ -39,13 +39,13 @@ impl Scopes {
         if self.catalogs.len() > SCOPES_MAX || self.images.len() > SCOPES_MAX {
             return invalid(format!("at most {SCOPES_MAX} catalogs and {SCOPES_MAX} images can be given"));
         }
-        let is_of = |more: &[u8], pattern: &String| {
+        let is_pattern = |more: &[u8], pattern: &String| {
             let known = |b: u8| {
                 b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'*') || more.contains(&b)
             };
             !pattern.is_empty() && pattern.len() <= MAX_NAME_BYTES && pattern.bytes().all(known)
         };
-        let odd = |what: &str, pattern: &String| {
+        let invalid_pattern = |what: &str, pattern: &String| {
             let message = format!(
                 "'{}' is neither the name of {what} nor a pattern of such names",
                 pattern.escape_debug()
@@ -54,11 +54,11 @@ impl Scopes {
                 "use the name, or a part of it with '*', such as class-*; a scope has no version or channel";
             Err(Problem::new(ProblemKind::Invalid, message).advise(advice))
         };
-        if let Some(pattern) = self.catalogs.iter().find(|pattern| !is_of(b"", pattern)) {
-            return odd("a catalog", pattern);
+        if let Some(pattern) = self.catalogs.iter().find(|pattern| !is_pattern(b"", pattern)) {
+            return invalid_pattern("a catalog", pattern);
         }
-        if let Some(pattern) = self.images.iter().find(|pattern| !is_of(b"_.", pattern)) {
-            return odd("an image", pattern);
+        if let Some(pattern) = self.images.iter().find(|pattern| !is_pattern(b"_.", pattern)) {
+            return invalid_pattern("an image", pattern);
         }
         Ok(())
     }

@@ -88,7 +88,7 @@ impl Fat {
             FAT12_CLUSTERS..FAT16_CLUSTERS => Width::Sixteen,
             _ => {
                 return Err(fault(format!(
-                    "its boot sector is invalid: {clusters} clusters need FAT32, but it describes FAT12 or FAT16"
+                    "its boot sector is invalid: {clusters} clusters need FAT32, but this is FAT12 or FAT16"
                 )));
             }
         };

@@ -365,18 +365,19 @@ impl Answers {
     ) -> Response<AnswerBody> {
         let headers = request.headers();
         let (tag, len_bytes) = (found.tag(), found.len_bytes());
-        // A cache may have zeroes where the object has bytes again.
-        let may_know = !(matches!(found, Found::Object(_)) && context.again.is_some());
-        let knows = may_know
+        // An ETag that the client knows proves nothing about an object that the client found wrong: a cache may have
+        // zeroes where the object has bytes again.
+        let may_match = !(matches!(found, Found::Object(_)) && context.again.is_some());
+        let etag_matches = may_match
             && text(headers, &header::IF_NONE_MATCH).is_some_and(|tags| {
                 tags.split(',')
                     .map(|known| known.trim().trim_start_matches("W/"))
                     .any(|known| known == tag || known == "*")
             });
-        let same = text(headers, &header::IF_RANGE).is_none_or(|known| may_know && known.trim() == tag);
+        let same = text(headers, &header::IF_RANGE).is_none_or(|known| may_match && known.trim() == tag);
         let range = text(headers, &header::RANGE).filter(|_| same);
         let (status, at, part_bytes) = match wanted(range, len_bytes) {
-            _ if knows => (StatusCode::NOT_MODIFIED, 0, 0),
+            _ if etag_matches => (StatusCode::NOT_MODIFIED, 0, 0),
             Wanted::All => (StatusCode::OK, 0, len_bytes),
             Wanted::Part(at, part_bytes) => (StatusCode::PARTIAL_CONTENT, at, part_bytes),
             Wanted::Nothing => {

@@ -199,8 +199,7 @@ fn a_token_for_one_catalog_sees_and_changes_that_alone() {
         daemon.cli(&["catalog", "create", catalog, "tiny", "--cache", "ram", "--count", "2"]).ok();
     }
     let create = |more: &[&str]| daemon.cli(&[&["token", "create", "anna", "--role"], more].concat());
-    create(&["operator", "--catalog", "No Name"])
-        .fails(2, &["'No Name' is neither the name of"]);
+    create(&["operator", "--catalog", "No Name"]).fails(2, &["'No Name' is neither the name of"]);
     create(&["operator", "--image", "tiny@1"]).fails(2, &["a scope has no version"]);
     create(&["metrics", "--catalog", "class"]).fails(2, &["the role metrics cannot be limited by scopes"]);
     let token = create(&["operator", "--catalog", "cl*"]).ok();

@@ -3,7 +3,7 @@
 //!
 //! # Units of work
 //! - A writer first takes an advisory lock that all writers of the database take ([`WRITE`]), before it reads anything.
-//!   What it reads then stays true until it ends, as with SQLite. So writers use `READ COMMITTED`: with
+//!   The rows that it reads do not change until it ends, as with SQLite. So writers use `READ COMMITTED`: with
 //!   `REPEATABLE READ`, the snapshot would be older than the lock.
 //! - Because of that lock, the numbers of events are in the order of the commits: a reader that continues after the last
 //!   number that it saw misses no event.

@@ -74,8 +74,8 @@ pub struct Journal {
     zeroes_end: u64,
     /// Length of the map after the last checkpoint; 0 if there was none in this session.
     checkpoint_bytes: u64,
-    /// Bytes of encrypted slots that this session added to the map. Those that an earlier session added are in the
-    /// data file too, since this cache was opened.
+    /// Bytes of encrypted slots that this session added to the map. The slots of earlier sessions are in the data file
+    /// too, since this cache was opened.
     encrypted_bytes: u64,
     /// After a failed checkpoint: the next one is tried when the map has this length.
     retry_bytes: u64,

@@ -372,7 +372,7 @@ pub fn open(
         return Err(IoError::new(
             IoErrorKind::Corrupt,
             format!(
-                "{} is shorter than its map says: blocks of the cache are missing; check that disk, or remove {} to start with an empty cache",
+                "{} is shorter than its map says: blocks of the cache are missing; check the disk that contains the file, or remove {} to start with an empty cache",
                 data.display(),
                 dir.display()
             ),

@@ -1,4 +1,4 @@
-//! Asks the agent for facts about its guest: its IP addresses, and how many users are logged in. Where the agent
+//! Asks the agent for facts about its guest: its IP addresses, and how many users are logged in. If the agent
 //! cannot tell that, the sessions of users are counted instead.
 
 use std::net::IpAddr;
