@@ -63,11 +63,11 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_no_single_card_is_refused() {
+    fn an_address_that_no_single_card_has_is_refused() {
         for wrong in
             ["", "52:54:00:ab:cd", "52:54:00:ab:cd:0e:01", "52:54:00:ab:cd:+e", "5254.00ab.cd0e", "x"]
         {
-            assert!(wrong.parse::<Mac>().unwrap_err().contains("no hardware address"), "{wrong}");
+            assert!(wrong.parse::<Mac>().unwrap_err().contains("not a hardware address"), "{wrong}");
         }
         for group in ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01", "00:00:00:00:00:00"] {
             assert!(group.parse::<Mac>().unwrap_err().contains("one network card"), "{group}");

@@ -353,7 +353,7 @@ mod tests {
             bytes[at] = to;
             read(&bytes).unwrap_err().to_string()
         };
-        assert!(broken(58, 9).contains("byte 58 of the unpacked recording: 9 is no kind"));
+        assert!(broken(58, 9).contains("byte 58 of the unpacked recording: 9 is not a kind"));
         assert!(broken(59, 99).contains("byte 59"));
         assert!(broken(56, 7).contains("there is no volume 7"));
         assert!(broken(47, 1).contains("ends past its volume"));

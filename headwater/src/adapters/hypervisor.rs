@@ -30,8 +30,8 @@ const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The same for a guest that an earlier daemon may have left frozen.
 const ADOPTED_AGENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Timeout of each question of the three that find out who is logged in. One of them starts programs in a guest that
-/// may be busy.
+/// Timeout of each of the three questions that find out who is logged in. The last question starts programs in a guest
+/// that may be busy.
 const USERS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long to wait after a sync for an idle processor of the guest.

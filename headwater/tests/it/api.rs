@@ -347,7 +347,7 @@ fn the_history_is_exported_as_a_chain() {
     let after = second["first_id"].as_i64().unwrap().to_string();
     let later: Value = parse(&one.cli(&["audit", "export", part_path, "--after", &after, "--json"]).ok());
     assert_eq!((&later["is_whole"], &later["hash"]), (&false.into(), &second["hash"]), "{later}");
-    one.cli(&["audit", "export", path, "--after", &after]).fails(2, &["it has events"]);
+    one.cli(&["audit", "export", path, "--after", &after]).fails(2, &["the file has events"]);
     one.cli(&["audit", "export", part_path]).ok();
     let text = std::fs::read_to_string(&part).unwrap();
     let (first, rest) = text.split_once('\n').unwrap();
@@ -365,8 +365,8 @@ fn the_history_is_exported_as_a_chain() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), good);
 
     std::fs::write(&file, good.replacen("created", "removed", 1)).unwrap();
-    one.cli(&["audit", "check", path]).fails(6, &["no unchanged audit", "does not follow"]);
-    one.cli(&["audit", "export", path]).fails(6, &["no unchanged audit"]);
+    one.cli(&["audit", "check", path]).fails(6, &["is not an unchanged audit log", "does not follow"]);
+    one.cli(&["audit", "export", path]).fails(6, &["is not an unchanged audit log"]);
     let found = python(path);
     assert!(found.code == 1 && found.err.contains("does not follow the line before it"), "{found:?}");
     one.cli(&["audit", "check", "/nowhere"]).fails(3, &["cannot read /nowhere"]);

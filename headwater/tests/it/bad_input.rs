@@ -143,7 +143,7 @@ fn what_makes_no_sense_is_2_and_invalid() {
         (export("null:1G", &["--write-through"]), "--write-through is an option of a block device"),
         (export("null:1G", &["--queues", "2"]), "give --attach too"),
         (export("null:1G", &["--cache", "ram", "--persistent", "p"]), "needs a disk"),
-        (export("null:1G", &["--persistent", "a/b"]), "'a/b' is no name"),
+        (export("null:1G", &["--persistent", "a/b"]), "'a/b' is not a valid name"),
         (export("null:1G", &["--stats", "/"]), "cannot write the counters to /: it is not a regular file"),
         (
             export("null:1G", &["--cache", "ram", "--disk", "5G"]),

@@ -219,7 +219,7 @@ fn a_roll_goes_on_after_the_daemon_was_killed_and_can_be_cancelled() {
     class(&daemon, "3");
     let begin = ["catalog", "roll", "class", "--to", "tiny@2", "--batch", "1", "--no-wait", "--pause"];
     daemon.cli(&[&begin[..], &["2s"]].concat()).ok();
-    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes it"]);
+    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes the catalog"]);
     wait_until("the canary is moved", || versions(&daemon)[0] == "tiny@2");
     let dir = daemon.kill();
     let daemon = Daemon::start_in(dir, |command| {
@@ -266,7 +266,7 @@ fn a_roll_waits_for_its_hours_and_its_time() {
     let id = json(&daemon, &[&roll[..], &["--window", &hours]].concat())["id"].to_string();
     let shown = || daemon.cli(&["task", "show", &id]).ok();
     wait_until("the task says that it waits", || shown().contains("waits until") && shown().contains(&hours));
-    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes it"]);
+    daemon.cli(&["catalog", "scale", "class", "9"]).fails(4, &["task", "changes the catalog"]);
     // It waits over a restart of the daemon, too, and its catalog stays at the version from before.
     let dir = daemon.kill();
     let daemon = Daemon::start_in(dir, |_| {});

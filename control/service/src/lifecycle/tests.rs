@@ -661,7 +661,7 @@ impl Fixture {
     }
 
     async fn events(&self) -> Vec<headwater_api::Event> {
-        self.db.read().await.unwrap().events().newest(None, 100).await.unwrap()
+        self.db.read().await.unwrap().events().newest(None, 10_000).await.unwrap()
     }
 
     fn open_disks(&self) -> usize {

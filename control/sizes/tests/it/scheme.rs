@@ -48,7 +48,7 @@ fn a_scheme_reports_the_placement_on_each_size() {
         ("Standard_D4s_v3", true, Some(OsDiskPlace::Managed)),
     ];
     assert_eq!(landed, expected);
-    assert!(warns(&report, "on a managed disk on Standard_D4s_v3"), "{report:?}");
+    assert!(warns(&report, "no effect on Standard_D4s_v3: its OS disk is a managed disk"), "{report:?}");
     assert!(warns(&report, "Standard_D4s_v3 has 6400 IOPS for the OS disk instead of 38000"), "{report:?}");
     assert!(warns(&report, "needs a connection to the cloud"), "{report:?}");
     assert!(!warns(&report, "quota is counted"), "{report:?}");

@@ -207,7 +207,7 @@ fn a_cache_belongs_to_one_base_one_key_and_one_volume() {
     for name in ["", ".", "..", "a/b", ".hidden", "a b"] {
         other.persistent = Some(persistent(name));
         let (kind, text) = refusal(&other);
-        assert!(kind == IoErrorKind::Invalid && text.contains("no name"), "{text}");
+        assert!(kind == IoErrorKind::Invalid && text.contains("not a valid name"), "{text}");
     }
     let (kind, text) = refusal(&VolumeOptions { mode: CacheMode::Ram, ..right.clone() });
     assert!(kind == IoErrorKind::Invalid && text.contains("needs an overflow disk"), "{text}");

@@ -69,7 +69,10 @@ async fn off_means_deleted_and_the_address_stays() {
     let machines = lab.machines();
     let first = machines.create(&id(1), &spec(1)).await.unwrap();
     let error = machines.stop(&id(1), WhenOff::KeepDisk).await.unwrap_err();
-    assert!(error.kind() == AzureErrorKind::Invalid && error.to_string().contains("lost with it"), "{error}");
+    assert!(
+        error.kind() == AzureErrorKind::Invalid && error.to_string().contains("a stop loses the disk"),
+        "{error}"
+    );
     assert_eq!(lab.server.management().count("POST", "deallocate"), 0);
     machines.stop(&id(1), WhenOff::Delete).await.unwrap();
     machines.stop(&id(1), WhenOff::Delete).await.unwrap();

@@ -132,7 +132,7 @@ fn only_stores_without_an_answer_are_asked_again() {
     for (version, is_known) in [(&sites.older, false), (&sites.newest, true)] {
         let done = repair_object(version, &round, &lacking);
         assert_eq!((done.chunks, done.reasons.len()), (0, 1), "{:?}", done.reasons);
-        assert_eq!(done.reasons[0].contains("checked for another version"), is_known, "{:?}", done.reasons);
+        assert_eq!(done.reasons[0].contains("searched for another version"), is_known, "{:?}", done.reasons);
     }
 
     let there = Arc::new(Noting::new(sites.there.clone()));
@@ -175,7 +175,7 @@ fn a_damaged_copy_is_searched_for_once_per_round() {
     let read: Vec<_> = mended.iter().map(|(here, there, _)| (*here, *there)).collect();
     assert_eq!(read, [(1 + 2, 1), (1, 0), (1, 0)]);
     assert!(mended[0].2.contains("cannot be used"), "{}", mended[0].2);
-    assert!(mended[1].2.contains("checked for another version"), "{}", mended[1].2);
+    assert!(mended[1].2.contains("searched for another version"), "{}", mended[1].2);
 }
 
 #[test]
@@ -189,7 +189,7 @@ fn a_silent_store_is_skipped_for_the_round() {
     assert_eq!(read, [(1 + 2, 1), (1, 1), (1, 1), (1, 0), (1, 0)]);
     for (number, (_, _, why)) in mended.iter().enumerate() {
         assert_eq!(why.contains("it does not answer"), number < 3, "{why}");
-        assert_eq!(why.contains("read again in the next round"), number >= 3, "{why}");
+        assert_eq!(why.contains("the next round reads them again"), number >= 3, "{why}");
     }
     // In the next round the store is asked again.
     there.falters.store(0, Ordering::Relaxed);
@@ -204,7 +204,7 @@ fn a_differently_compressed_chunk_is_refused_without_changes() {
     let here = place(&sites.here, &sites.newest, PACKED).1;
     let there = place(&sites.there, &sites.theirs, PACKED).1;
     assert_ne!(here.stored_bytes, there.stored_bytes);
-    sites.must_refuse("with another compression");
+    sites.must_refuse("in another compression");
 
     // Compressed to the same length with one different byte: no reader looks at this bit of the header of a
     // frame.

@@ -94,7 +94,7 @@ pub fn open_with_short_timeouts(options: &Options) -> RemoteStore {
 /// Whether the reason is that a server was slow. Which limit was exceeded first depends on how busy the host
 /// is.
 pub fn is_slow(why: &str) -> bool {
-    ["in full", "sent nothing", "did not answer"].iter().any(|says| why.contains(says))
+    ["the whole answer", "sent nothing", "did not answer"].iter().any(|says| why.contains(says))
 }
 
 pub fn object(store: &RemoteStore, bytes: &[u8]) -> Arc<dyn Object> {

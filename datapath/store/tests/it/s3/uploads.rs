@@ -423,7 +423,9 @@ fn an_object_that_needs_too_large_parts_is_not_started() {
     let error = target.publish().unwrap().copy_object(&Huge, &mut |_| Ok(())).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::NoSpace);
     assert!(
-        error.to_string().contains("it has 9001 GiB, and an object in a bucket can have at most 9000 GiB"),
+        error
+            .to_string()
+            .contains("the object has 9001 GiB, and an object in a bucket can have at most 9000 GiB"),
         "{error}"
     );
     assert!(!relay.take_seen().iter().any(|request| request.contains("upload")));
