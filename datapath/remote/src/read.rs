@@ -399,6 +399,10 @@ impl Reading {
             if servers.wait_for_probe(excluded, *self.probed_until.get_or_insert(now + longest)) {
                 return Ok(None);
             }
+            // A probe may have found a server up again since it was looked for.
+            if choose(servers, ask, ask.wanted.len_bytes(), excluded).is_some() {
+                return Ok(None);
+            }
             // A caller that gets "not found" may discard what it knows about the file.
             if !ask.optional && self.tried.iter().all(|tried| tried.missing_until().is_some()) {
                 look_for_stores(servers, &mut self.tried);

@@ -57,7 +57,7 @@ fn an_image_comes_out_as_it_went_in() {
     assert!(daemon.cli(&["image", "verify", "disk"]).ok().contains("disk@1 is intact"));
     daemon.cli(&["image", "export", "disk@1", &text(&out)]).ok();
     assert!(std::fs::read(&out).unwrap() == disk, "the export differs");
-    daemon.cli(&["image", "export", "disk", &text(&out)]).fails(4, &["exists already"]);
+    daemon.cli(&["image", "export", "disk", &text(&out)]).fails(4, &["a file of that name exists"]);
     for output in ["-", "/dev/stdout"] {
         daemon.cli(&["image", "export", "disk", output]).fails(2, &["the daemon writes", "name a new file"]);
     }
