@@ -1,9 +1,9 @@
 //! Converts a disk's requests to blocks of 4 KiB, as the write cache handles them, for the model that sizes write caches. Blocks
 //! are numbered without gaps.
 //!
-//! Only blocks that a write request writes at least once have a number; write-zeroes does not count. A write of N bytes counts as N / 4 KiB blocks, rounded
-//! up, beginning with the block of its first byte, because the cache uses a single slot for an unaligned write of 4
-//! KiB too.
+//! Only blocks that a write request writes at least once have a number; write-zeroes does not count. A write of N bytes counts as
+//! N / 4 KiB blocks, rounded up. The first of them is the block of its first byte. So an unaligned write of 4 KiB counts as one
+//! block, as the cache uses a single slot for it.
 
 use headwater_block::BLOCK_BYTES;
 use headwater_recorder::Content;
